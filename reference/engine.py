@@ -1,0 +1,128 @@
+"""The reference behind the engine interface: `kdtr.reference:make_engine`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from kdtr.contract import (
+    STAGES,
+    VERBS,
+    CacheError,
+    ConfigError,
+    EngineInfo,
+    ModelConfig,
+    ModelSource,
+    NumericProfile,
+    Source,
+    UnsupportedError,
+)
+from kdtr.kdtr_format import read_checkpoint
+from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
+from kdtr.reference.cache import AppendCache, NewCache, ScratchCache
+from kdtr.reference.session import ReferenceSession
+from kdtr.reference.weights import ModelWeights, read_weights
+
+_ARITHMETIC = {arithmetic.name: arithmetic for arithmetic in (FIXED, FAST)}
+_CACHES: dict[str, NewCache] = {"append": AppendCache, "scratch": ScratchCache}
+
+
+class ReferenceModel:
+    """Weights in float64; see `contract.Model`."""
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        new_cache: NewCache,
+        config: ModelConfig,
+        weights: ModelWeights,
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._new_cache = new_cache
+        self._config = config
+        self._weights = weights
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The interpreted weights, for those who call the equations themselves."""
+        return self._weights
+
+    def open(self, *, max_len: int) -> ReferenceSession:
+        limit = self._config.max_position_embeddings
+        if not 1 <= max_len <= limit:
+            raise CacheError(f"max_len = {max_len}; expected 1..max_position_embeddings = {limit}")
+        return ReferenceSession(
+            self._arithmetic, self._config, self._weights, self._new_cache, max_len
+        )
+
+    def close(self) -> None:
+        """Nothing to give back: Python frees the arrays."""
+
+
+class ReferenceEngine:
+    """See `contract.Engine`."""
+
+    def __init__(self, arithmetic: Arithmetic, cache: str) -> None:
+        self._arithmetic = arithmetic
+        self._cache = cache
+
+    @property
+    def info(self) -> EngineInfo:
+        from importlib.metadata import version
+
+        wide = dict.fromkeys(
+            ("weights", "activations", "latents", "scores", "logits", "accumulation"), "float64"
+        )
+        return EngineInfo(
+            name=f"reference ({self._arithmetic.name}, {self._cache})",
+            version=version("kdtr"),
+            device="cpu",
+            profile=NumericProfile(
+                **wide, deterministic=True, batch_invariant=self._arithmetic is FIXED
+            ),
+            verbs=frozenset(VERBS) - {"verify_batch", "commit_batch"},
+            stages=frozenset(
+                s.name for s in STAGES if s.source not in (Source.BUILD, Source.COMMIT)
+            ),
+        )
+
+    def load(self, source: ModelSource) -> ReferenceModel:
+        config, tensors, shapes = _read_source(source)
+        weights = read_weights(config, tensors, shapes)
+        return ReferenceModel(self._arithmetic, _CACHES[self._cache], config, weights)
+
+
+def make_engine(*, arithmetic: str = "fixed", cache: str = "append") -> ReferenceEngine:
+    """The reference.
+
+    arithmetic  "fixed": the same bits everywhere, the truth; "fast": BLAS, for volume
+    cache       "append" (append-then-compact) or "scratch"; nobody can tell from outside
+    """
+    if arithmetic not in _ARITHMETIC:
+        raise ConfigError(f"arithmetic = {arithmetic!r}; expected 'fixed' or 'fast'")
+    if cache not in _CACHES:
+        raise ConfigError(f"cache = {cache!r}; expected 'append' or 'scratch'")
+    return ReferenceEngine(_ARITHMETIC[arithmetic], cache)
+
+
+def _read_source(
+    source: ModelSource,
+) -> tuple[ModelConfig, Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]]]:
+    if isinstance(source, tuple):
+        config, tensors = source
+        return config, tensors, {name: tuple(tensors[name].shape) for name in tensors}
+    file = Path(os.fspath(source))
+    if file.suffix in (".gguf", ".kdtr"):
+        raise UnsupportedError(
+            f"{file.name}: the reference does not read {file.suffix} files; give a Hugging Face "
+            "directory, or the configuration and the tensors"
+        )
+    checkpoint = read_checkpoint(file)
+    return ModelConfig.from_hf(checkpoint.config), checkpoint.tensors, checkpoint.shapes

@@ -1,0 +1,288 @@
+"""One sequence through the reference: every verb stands on the one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kdtr.contract import (
+    NO_LIMIT,
+    SILENT,
+    Acceptance,
+    DraftTree,
+    EmitLimit,
+    InputError,
+    LogicalCache,
+    ModelConfig,
+    Round,
+    SessionError,
+    Trace,
+    TreeError,
+    Verified,
+)
+from kdtr.reference.accept import accept, commit_moves, emitted
+from kdtr.reference.arithmetic import Arithmetic
+from kdtr.reference.build import build_tree
+from kdtr.reference.cache import NewCache, check_capacity
+from kdtr.reference.forward import forward
+from kdtr.reference.rotary import MAX_POSITION
+from kdtr.reference.tree import path, positions, tree_mask
+from kdtr.reference.weights import ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """The latest forward, not yet committed: its tree (None: forward_tokens) and targets."""
+
+    n: int
+    tree: DraftTree | None
+    targets: tuple[int, ...]
+
+
+class ReferenceSession:
+    """See `contract.Session`. A refused call changes nothing, a pending verify included."""
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        config: ModelConfig,
+        weights: ModelWeights,
+        new_cache: NewCache,
+        max_len: int,
+    ) -> None:
+        self._arithmetic = arithmetic
+        self._config = config
+        self._weights = weights
+        self._max_len = max_len
+        self._new_cache = new_cache
+        self._cache = new_cache(config, max_len)
+        self._root: int | None = None
+        self._pending: _Pending | None = None
+        self._closed = False
+
+    @property
+    def committed_len(self) -> int:
+        return self._cache.committed_len
+
+    @property
+    def root(self) -> int | None:
+        return self._root
+
+    def set_root(self, token: int) -> None:
+        self._check_open()
+        (root,) = self._token_ids("root", [token])
+        self._root = int(root)
+        self._pending = None
+
+    def forward_tokens(
+        self,
+        tokens: Sequence[int],
+        positions: np.ndarray,
+        mask: np.ndarray,
+        *,
+        trace: Trace = SILENT,
+    ) -> np.ndarray:
+        self._check_open()
+        ids = self._token_ids("tokens", tokens)
+        check_capacity(self.committed_len, len(ids), self._max_len)
+        where = _checked_positions(positions, len(ids))
+        seen = _checked_mask(mask, len(ids), self.committed_len)
+        return self._forward(ids, where, seen, None, trace)
+
+    def prefill(self, tokens: Sequence[int], *, trace: Trace = SILENT) -> int:
+        self._check_open()
+        ids = self._token_ids("tokens", tokens)
+        n, length = len(ids), self.committed_len
+        causal = np.tri(n, length + n, length, dtype=bool)  # ones [n, L], then lower triangular
+        logits = self._forward(ids, length + np.arange(n), causal, None, trace)
+        self.commit(Acceptance(tuple(range(n)), int(logits[-1].argmax())))
+        assert self._root is not None
+        return self._root
+
+    def decode(self, *, trace: Trace = SILENT) -> int:
+        self._check_open()
+        tree = DraftTree(tokens=(self._decided_root(),), parents=(-1,))
+        return self.round(tree, trace=trace).acceptance.bonus
+
+    def build(self, draft_logits: np.ndarray, budget: int) -> DraftTree:
+        self._check_open()
+        width = np.shape(draft_logits)[-1] if np.ndim(draft_logits) == 2 else None
+        if width is not None and width != self._config.vocab_size:
+            raise InputError(
+                f"draft_logits are {list(np.shape(draft_logits))}; "
+                f"expected [depth, {self._config.vocab_size}]"
+            )
+        return build_tree(draft_logits, budget, root=self._decided_root())
+
+    def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:
+        self._check_open()
+        self._check_tree(tree)
+        length = self.committed_len
+        check_capacity(length, len(tree), self._max_len)
+        trace("parents", None, np.array(tree.parents))
+        logits = self._forward(
+            np.array(tree.tokens),
+            np.array(positions(tree, length)),
+            tree_mask(tree, length),
+            tree,
+            trace,
+        )
+        assert self._pending is not None
+        return Verified(logits=logits, targets=self._pending.targets)
+
+    def accept(
+        self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
+    ) -> Acceptance:
+        self._check_open()
+        if targets is None:
+            if self._pending is None or self._pending.tree != tree:
+                raise SessionError(
+                    "accept without targets, but the latest forward is not a verify of this tree; "
+                    "verify it first, or give the targets"
+                )
+            targets = self._pending.targets
+        else:
+            targets = self._token_ids("targets", targets).tolist()
+        return accept(tree, targets, limit=limit)
+
+    def commit(self, acceptance: Acceptance) -> None:
+        self._check_open()
+        pending = self._pending
+        if pending is None:
+            raise SessionError(
+                "commit without a pending forward: there was none, it was committed already, or "
+                "set_root dropped it; verify first (COMMIT-5)"
+            )
+        _check_path(acceptance.path, pending)
+        self._token_ids("bonus", [acceptance.bonus])
+        self._cache.commit(acceptance.path)
+        self._root = acceptance.bonus
+        self._pending = None
+
+    def round(
+        self, tree: DraftTree, *, limit: EmitLimit = NO_LIMIT, trace: Trace = SILENT
+    ) -> Round:
+        verified = self.verify(tree, trace=trace)
+        acceptance = self.accept(tree, limit=limit)
+        tokens = emitted(tree, acceptance)
+        trace("targets", None, np.array(verified.targets))
+        trace("path", None, np.array(acceptance.path))
+        trace("bonus", None, np.array(acceptance.bonus))
+        trace("emitted", None, np.array(tokens))
+        trace("moves", None, np.array(commit_moves(acceptance.path, self.committed_len)))
+        self.commit(acceptance)
+        return Round(tree=tree, acceptance=acceptance, emitted=tokens)
+
+    def snapshot(self) -> LogicalCache:
+        self._check_open()
+        return self._cache.snapshot()
+
+    def reset(self) -> None:
+        self._check_open()
+        self._cache = self._new_cache(self._config, self._max_len)
+        self._root = None
+        self._pending = None
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _forward(
+        self,
+        tokens: np.ndarray,
+        positions: np.ndarray,
+        mask: np.ndarray,
+        tree: DraftTree | None,
+        trace: Trace,
+    ) -> np.ndarray:
+        logits = forward(
+            self._arithmetic,
+            self._config,
+            self._weights,
+            self._cache,
+            tokens,
+            positions,
+            mask,
+            trace,
+        )
+        targets = tuple(logits.argmax(axis=1).tolist())  # the first of equals: the lowest id
+        self._pending = _Pending(len(tokens), tree, targets)
+        return logits
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("the session is closed; open another")
+
+    def _decided_root(self) -> int:
+        if self._root is None:
+            raise SessionError("the session has no root; prefill or set_root first")
+        return self._root
+
+    def _token_ids(self, what: str, tokens: Sequence[int]) -> np.ndarray:
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise InputError(
+                f"{what} are {ids.dtype} {list(ids.shape)}; expected integers [n], n >= 1"
+            )
+        bad = np.flatnonzero((ids < 0) | (ids >= self._config.vocab_size))
+        if len(bad):
+            raise InputError(
+                f"{what}[{bad[0]}] = {ids[bad[0]]}; "
+                f"expected a token id 0..{self._config.vocab_size - 1}"
+            )
+        return ids.astype(np.int64)
+
+    def _check_tree(self, tree: DraftTree) -> None:
+        root = self._decided_root()
+        if tree.tokens[0] != root:
+            raise TreeError(
+                f"the tree's root is token {tree.tokens[0]}, the session's is {root}; "
+                f"expected tokens[0] = {root} (FWD-3)"
+            )
+        for i, token in enumerate(tree.tokens):
+            if token >= self._config.vocab_size:
+                raise TreeError(
+                    f"tokens[{i}] = {token}; expected a token id 0..{self._config.vocab_size - 1}"
+                )
+
+
+def _checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
+    where = np.asarray(positions)
+    if where.shape != (n,) or where.dtype.kind not in "iu":
+        raise InputError(
+            f"positions are {where.dtype} {list(where.shape)}; expected integers [{n}]"
+        )
+    bad = np.flatnonzero((where < 0) | (where > MAX_POSITION))
+    if len(bad):
+        raise InputError(f"positions[{bad[0]}] = {where[bad[0]]}; expected 0..{MAX_POSITION}")
+    return where.astype(np.int64)
+
+
+def _checked_mask(mask: np.ndarray, n: int, committed_len: int) -> np.ndarray:
+    seen = np.asarray(mask)
+    if seen.shape != (n, committed_len + n) or seen.dtype != np.bool_:
+        raise InputError(
+            f"mask is {seen.dtype} {list(seen.shape)}; "
+            f"expected bool [{n}, {committed_len + n}]: rows, committed_len + rows"
+        )
+    blind = np.flatnonzero(~seen[np.arange(n), committed_len + np.arange(n)])
+    if len(blind):
+        i = blind[0]
+        raise InputError(
+            f"mask[{i}, {committed_len + i}] is false; expected every row to see itself (MASK-1)"
+        )
+    return seen
+
+
+def _check_path(nodes: tuple[int, ...], pending: _Pending) -> None:
+    if nodes[-1] >= pending.n:
+        raise InputError(
+            f"path ends at node {nodes[-1]}, the forward had {pending.n} rows; "
+            f"expected nodes 0..{pending.n - 1}"
+        )
+    if pending.tree is not None and nodes != path(pending.tree, nodes[-1]):
+        raise InputError(
+            f"path = {nodes}; expected the path to node {nodes[-1]}, "
+            f"{path(pending.tree, nodes[-1])}"
+        )
