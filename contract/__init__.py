@@ -29,7 +29,7 @@ from kdtr.contract.interface import (
     Trace,
 )
 from kdtr.contract.rulebook import rule, rules, rules_version
-from kdtr.contract.stages import STAGE, STAGES, TRACED, Source, Stage
+from kdtr.contract.stages import STAGE, STAGES, TRACED, Source, Stage, stage_order
 from kdtr.contract.tree import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Round, Verified
 from kdtr.contract.weights import check_tensors, has_stacked_experts, tensor_shapes
 
@@ -77,5 +77,6 @@ __all__ = [
     "rule",
     "rules",
     "rules_version",
+    "stage_order",
     "tensor_shapes",
 ]

@@ -18,6 +18,7 @@ class Source(Enum):
     BUILD = "build"  # the tree that Session.build returns
     FORWARD = "forward"  # traced by forward_tokens, prefill, decode, verify and round
     LAYER = "layer"  # the same, once per layer
+    UNTOUCHED = "untouched"  # the judge's own: snapshots before and after verify, bit for bit
     WALK = "walk"  # traced by round; stepwise, the values that verify and accept return
     COMMIT = "commit"  # the session after commit: committed_len, root, snapshot
 
@@ -40,8 +41,9 @@ class Stage:
     note: str = ""
 
     @property
-    def per_layer(self) -> bool:
-        return self.source is Source.LAYER
+    def row_axes(self) -> int:
+        """How many leading axes number a row: the unit in which bounds hold (NUM-3)."""
+        return 2 if self.axes.startswith("lt") else min(1, len(self.axes))
 
 
 _EXACT, _NUMERIC = True, False
@@ -76,6 +78,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("hidden", "nm", _NUMERIC, Source.LAYER, ("FWD-4",), "residual stream after the layer"),
     Stage("final_hidden", "nm", _NUMERIC, Source.FORWARD, ("NORM-1",), "after the final norm"),
     Stage("logits", "nw", _NUMERIC, Source.FORWARD, ("FWD-4", "LOSSLESS")),
+    Stage("untouched", "t", _EXACT, Source.UNTOUCHED, ("SLOT-2",), "committed row left as it was"),
     Stage("targets", "n", _EXACT, Source.WALK, ("ACC-1", "NUM-2")),
     Stage("path", "a", _EXACT, Source.WALK, ("ACC-1", "ACC-4")),
     Stage("bonus", "", _EXACT, Source.WALK, ("ACC-2", "ACC-4")),
@@ -93,3 +96,17 @@ STAGE: dict[str, Stage] = {stage.name: stage for stage in STAGES}
 TRACED: frozenset[str] = frozenset(
     stage.name for stage in STAGES if stage.source in (Source.FORWARD, Source.LAYER, Source.WALK)
 )
+
+
+def stage_order(n_layers: int) -> list[tuple[Stage, int | None]]:
+    """Every stage with its layer (None: not per layer), in the order of the computation.
+
+    >>> [f"{stage.name} {layer}" for stage, layer in stage_order(2)][19:24]
+    ['hidden 0', 'q_nope 1', 'q_pe 1', 'c_kv 1', 'k_pe 1']
+    """
+    per_layer = [stage for stage in STAGES if stage.source is Source.LAYER]
+    first = STAGES.index(per_layer[0])
+    order: list[tuple[Stage, int | None]] = [(stage, None) for stage in STAGES[:first]]
+    order += [(stage, layer) for layer in range(n_layers) for stage in per_layer]
+    order += [(stage, None) for stage in STAGES[first + len(per_layer) :]]
+    return order

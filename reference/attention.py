@@ -27,7 +27,7 @@ def queries(
 
     cos, sin [n, r/2] at the rows' positions. Returns q_nope [n, h, d] and q_pe [n, h, r].
     """
-    if weights.q_a is None:
+    if weights.q_a is None or weights.q_a_norm is None:
         q = arithmetic.contract("nm,mo->no", x, weights.q)  # [n, h (d+r)]
     else:
         low = arithmetic.contract("nm,mo->no", x, weights.q_a)  # [n, q_lora_rank]

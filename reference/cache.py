@@ -80,10 +80,11 @@ class AppendCache:
     def commit(self, path: tuple[int, ...]) -> None:
         source = self.committed_len + np.array(path)
         target = slice(self.committed_len, self.committed_len + len(path))
-        for array in (self._tokens, self._positions):
-            array[target] = array[source]  # the right side is a copy: no row is overwritten unread
-        for array in (self._c_kv, self._k_pe):
-            array[:, target] = array[:, source]
+        # The right side is a copy: no row is overwritten before it is read.
+        self._tokens[target] = self._tokens[source]
+        self._positions[target] = self._positions[source]
+        self._c_kv[:, target] = self._c_kv[:, source]
+        self._k_pe[:, target] = self._k_pe[:, source]
         self._committed_len += len(path)
         self._n = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kdtr.contract import (
-    STAGES,
+    TRACED,
     VERBS,
     CacheError,
     ConfigError,
@@ -17,10 +17,9 @@ from kdtr.contract import (
     ModelConfig,
     ModelSource,
     NumericProfile,
-    Source,
     UnsupportedError,
 )
-from kdtr.kdtr_format import read_checkpoint
+from kdtr.kdtr_format import Bundle, read_checkpoint, read_model
 from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
 from kdtr.reference.cache import AppendCache, NewCache, ScratchCache
 from kdtr.reference.session import ReferenceSession
@@ -88,9 +87,7 @@ class ReferenceEngine:
                 **wide, deterministic=True, batch_invariant=self._arithmetic is FIXED
             ),
             verbs=frozenset(VERBS) - {"verify_batch", "commit_batch"},
-            stages=frozenset(
-                s.name for s in STAGES if s.source not in (Source.BUILD, Source.COMMIT)
-            ),
+            stages=TRACED,
         )
 
     def load(self, source: ModelSource) -> ReferenceModel:
@@ -119,10 +116,11 @@ def _read_source(
         config, tensors = source
         return config, tensors, {name: tuple(tensors[name].shape) for name in tensors}
     file = Path(os.fspath(source))
-    if file.suffix in (".gguf", ".kdtr"):
+    if file.suffix == ".gguf":
         raise UnsupportedError(
-            f"{file.name}: the reference does not read {file.suffix} files; give a Hugging Face "
-            "directory, or the configuration and the tensors"
+            f"{file.name}: GGUF files are not read; give a Hugging Face directory or a .kdtr file"
         )
+    if file.suffix == ".kdtr":
+        return _read_source(read_model(Bundle.open(file)))
     checkpoint = read_checkpoint(file)
     return ModelConfig.from_hf(checkpoint.config), checkpoint.tensors, checkpoint.shapes

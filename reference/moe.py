@@ -30,17 +30,21 @@ def router_scores(
 
 def choose_experts(config: ModelConfig, scores: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """MOE-2: ids [n, k], ascending, by biased score within the best groups; ties to the lowest."""
-    biased = scores + bias  # [n, e]
-    n = len(biased)
-    grouped = biased.reshape(n, config.n_group, -1)  # [n, group, e / group]
-    two_best = np.sort(grouped, axis=-1)[..., -2:]
-    group_scores = two_best[..., 1] + two_best[..., 0]  # [n, group]
-    groups = _best(group_scores, config.topk_group)
-    in_group = np.zeros(grouped.shape[:2], dtype=bool)
-    np.put_along_axis(in_group, groups, True, axis=1)
-    # -inf and not 0: every biased score of a chosen group may be negative.
-    allowed = np.where(in_group[..., None], grouped, -np.inf).reshape(n, -1)
+    _, allowed = _group_limited(config, scores, bias)
     return np.sort(_best(allowed, config.num_experts_per_tok), axis=1)
+
+
+def choice_gap(config: ModelConfig, scores: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """How far each row [n] is from another choice of experts, in units of one score's error.
+
+    The choice cannot change while every score moves by less than this: between two experts two
+    scores can move, between two groups four. inf where there is nothing to choose.
+    """
+    group_scores, allowed = _group_limited(config, scores, bias)
+    return np.minimum(
+        _gap_after(group_scores, config.topk_group) / 4,
+        _gap_after(allowed, config.num_experts_per_tok) / 2,
+    )
 
 
 def expert_weights(
@@ -70,6 +74,29 @@ def mix_experts(
     return total
 
 
+def _group_limited(
+    config: ModelConfig, scores: np.ndarray, bias: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Group scores [n, group], and biased scores [n, e] with the other groups at -inf."""
+    biased = scores + bias  # [n, e]
+    n = len(biased)
+    grouped = biased.reshape(n, config.n_group, -1)  # [n, group, e / group]
+    two_best = np.sort(grouped, axis=-1)[..., -2:]
+    group_scores = two_best.sum(axis=-1)  # [n, group]: two terms have one order
+    in_group = np.zeros(group_scores.shape, dtype=bool)
+    np.put_along_axis(in_group, _best(group_scores, config.topk_group), True, axis=1)
+    # -inf and not 0: every biased score of a chosen group may be negative.
+    return group_scores, np.where(in_group[..., None], grouped, -np.inf).reshape(n, -1)
+
+
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
     """Ids of the k highest of each row; ties to the lowest id."""
     return np.argsort(-scores, axis=-1, kind="stable")[..., :k]
+
+
+def _gap_after(scores: np.ndarray, k: int) -> np.ndarray:
+    """Between the k-th and the next highest of each row; inf when there is no next."""
+    if k == scores.shape[-1]:
+        return np.full(len(scores), np.inf)
+    ordered = -np.sort(-scores, axis=-1)
+    return ordered[:, k - 1] - ordered[:, k]

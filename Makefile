@@ -1,0 +1,139 @@
+# The verbs. `make` alone lists them, from the comments beside the targets, in the order of this file.
+# Every verb does its own set-up; all that is needed beforehand is make and Python >= 3.11.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.SUFFIXES:
+
+START := $(shell date +%s)
+elapsed = $$(( $$(date +%s) - $(START) )) s
+
+VENV := .venv
+BIN := $(VENV)/bin
+KDTR := $(BIN)/kdtr
+# Not `python -m pytest`: that would put the folders on sys.path, and `import contract` would work.
+PYTEST := $(BIN)/pytest
+RUFF := $(BIN)/ruff
+WORKERS ?= auto
+
+TINY := build/golden/tiny.kdtr
+TINY_SOURCES := contract/RULES.md \
+  $(shell find contract reference conformance kdtr_format -name '*.py' 2>/dev/null)
+RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
+RUN_GATE = $(KDTR) gate --engine host $(TINY)
+
+.PHONY: help setup gate test golden properties lint types format dist clean
+
+help: ## list the verbs
+	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
+	@echo
+	@awk -F ': .*## |:## ' '/^[a-z]+: .*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  make test ARGS="-k tree"         more arguments for the tool behind the verb'
+	@echo '  make gate PYTHON=/path/to/python  another Python than the first one that fits'
+
+gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine against the golden bundle
+	$(RUN_GATE) $(ARGS)
+	@echo "make gate: passed, $(elapsed) in all"
+
+test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
+	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+
+properties: $(VENV)/ready-test ## run the property tests alone
+	$(PYTEST) property_tests -n $(WORKERS) --dist loadgroup $(ARGS)
+
+golden: $(VENV)/ready-runtime ## record the golden bundle anew
+	$(RECORD_TINY) $(ARGS)
+
+lint: $(VENV)/ready-dev ## check style and format with ruff
+	$(RUFF) check . $(ARGS)
+	$(RUFF) format --check .
+
+types: $(VENV)/ready-dev ## check types with mypy
+	$(BIN)/mypy $(ARGS)
+
+format: $(VENV)/ready-dev ## format, and mend what ruff can mend
+	$(RUFF) check --fix --exit-zero .
+	$(RUFF) format .
+
+dist: $(VENV)/ready-dev ## build the sdist and the wheel into dist/
+	$(BIN)/python -m build $(ARGS)
+
+setup: $(VENV)/ready-dev ## install everything for development into .venv
+
+clean: ## remove what was built, and caches; .venv stays
+	rm -rf build dist kdtr.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
+	$(RECORD_TINY)
+
+# Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
+# and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
+# No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
+STAMPS := $(addprefix $(VENV)/ready-,runtime test dev)
+$(VENV)/ready-runtime: extras :=
+$(VENV)/ready-test: extras := [test]
+$(VENV)/ready-dev: extras := [dev]
+$(VENV)/ready-runtime: implied := $(VENV)/ready-runtime
+$(VENV)/ready-test: implied := $(VENV)/ready-runtime $(VENV)/ready-test
+$(VENV)/ready-dev: implied := $(STAMPS)
+
+# A venv holds absolute paths: in a copied or moved checkout it would run the code of the old place.
+# So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh.
+ORIGIN_FITS := $(shell exec 2>/dev/null; [ -x $(BIN)/python ] || exit; \
+  { read -r checkout; read -r python; } < $(VENV)/origin; \
+  [ "$$checkout" = "$(CURDIR)" ] && [ "$$python" = "$(or $(PYTHON),$$python)" ] && echo yes)
+ifneq ($(ORIGIN_FITS),yes)
+$(shell rm -f $(STAMPS) $(VENV)/origin)
+endif
+
+$(STAMPS): pyproject.toml constraints.txt
+	@$(find_python) \
+	start=$$(date +%s); \
+	if [ -f $(VENV)/origin ]; then \
+	  { read -r checkout; read -r python; } < $(VENV)/origin; \
+	else \
+	  find_python || exit 1; \
+	  echo "Setting up $(VENV) with $$python ($$version)"; \
+	  rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; \
+	fi; \
+	rm -f $(VENV)/origin; \
+	echo "Installing kdtr$(extras) with the versions of constraints.txt"; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.$(extras)' || exit 1; \
+	printf '%s\n' "$(CURDIR)" "$$python" > $(VENV)/origin; \
+	touch $(implied); \
+	echo "Set-up took $$(( $$(date +%s) - start )) s"
+
+# Sets $python and $version to the first Python that fits, or says what was found instead.
+PYTHON_NAMES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14 python)
+define find_python
+find_python() { \
+  found=; \
+  for python in $(PYTHON_NAMES); do \
+    if ! command -v "$$python" > /dev/null; then answer="not found"; \
+    else answer=$$("$$python" -c '$(probe)' 2> /dev/null) || answer="does not start"; fi; \
+    case $$answer in \
+      "fits "*) version=$${answer#fits }; return 0 ;; \
+      "not found") [ -z "$(PYTHON)" ] && continue ;; \
+    esac; \
+    found="$$found  $$python: $$answer\n"; \
+  done; \
+  { echo "kdtr needs Python 3.11 or newer, with its modules venv and ensurepip. Found:"; \
+    printf "$${found:-  no Python on PATH\n}"; \
+    echo "Install one (on Debian and Ubuntu: apt install python3 python3-venv),"; \
+    echo "or name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; } >&2; \
+  return 1; \
+};
+endef
+# Runs on any Python since 2.7, to learn that it is too old.
+define probe
+import sys; v = sys.version_info[:3]; \
+lacks = v >= (3, 11) and [m for m in ("venv", "ensurepip") \
+  if not __import__("importlib.util").util.find_spec(m)]; \
+print("too old, version %d.%d.%d" % v if v < (3, 11) else \
+  "version %d.%d.%d without %s" % (v + (" and ".join(lacks),)) if lacks else \
+  "fits %d.%d.%d" % v)
+endef

@@ -1,0 +1,170 @@
+"""A golden bundle: a model, cases, and what the reference found at every stage.
+
+Names: `config/...`, `weights/...` (kdtr_format/model.py), `input/<alias>/...` (case.py),
+`expect/<alias>/<point>/<stage>` or `expect/<alias>/<point>/layer<i>/<stage>`, where a point is
+`chunk<i>` or `round<i>`. Only `config/`, `weights/` and `input/` ever reach an engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kdtr.conformance.case import CaseInput, RoundInput
+from kdtr.contract import STAGE, BundleError, DraftTree, KdtrError, ModelConfig, rules_version
+from kdtr.kdtr_format import Bundle, read_model
+
+CORPUS_VERSION = 1  # which cases exist and what they ask
+GENERATOR_VERSION = 1  # how the same cases are recorded
+
+
+def chunk_point(i: int) -> str:
+    return f"chunk{i}"
+
+
+def round_point(i: int) -> str:
+    return f"round{i}"
+
+
+def stage_name(stage: str, layer: int | None) -> str:
+    """The end of a stage's tensor name."""
+    return stage if layer is None else f"layer{layer}/{stage}"
+
+
+class Expectation:
+    """What the reference found at one point of a case: the judge's side, never an engine's."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], prefix: str) -> None:
+        self._tensors = tensors
+        self._prefix = prefix
+
+    def get(self, stage: str, layer: int | None = None) -> np.ndarray | None:
+        """The stage's array, or None where the point has no such stage."""
+        return self._tensors.get(self._prefix + stage_name(stage, layer))
+
+    def expert_gap(self, layer: int) -> np.ndarray:
+        """How far each row [n] is from another choice of experts (NUM-2)."""
+        return self._tensors[f"{self._prefix}layer{layer}/expert_gap"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GoldenCase:
+    """A case's two sides, kept apart."""
+
+    inputs: CaseInput
+    _expected: Mapping[str, np.ndarray]
+
+    def expectation(self, point: str) -> Expectation:
+        return Expectation(self._expected, f"expect/{self.inputs.alias}/{point}/")
+
+
+class GoldenBundle:
+    """An open golden bundle. Raises BundleError when the file is not one."""
+
+    def __init__(self, path: Path, bundle: Bundle) -> None:
+        self.path = path
+        self._bundle = bundle
+        metadata = bundle.metadata
+        if metadata.get("kind") != "golden":
+            raise BundleError(
+                f"{path}: kind = {metadata.get('kind')!r}; expected a golden bundle, as "
+                "`kdtr golden` writes it"
+            )
+        found = metadata.get("versions", {}).get("rules")
+        if found != rules_version():
+            raise BundleError(
+                f"{path}: recorded under rules version {found}, this kdtr has "
+                f"{rules_version()}; record it again with `kdtr golden`"
+            )
+        self.model_name = str(metadata.get("model", {}).get("name", "unnamed"))
+        try:
+            self.config, self.weights = read_model(bundle.view("config/", "weights/"))
+            self.cases = tuple(
+                GoldenCase(
+                    _read_case(path, bundle, entry), bundle.view(f"expect/{entry['alias']}/")
+                )
+                for entry in metadata["cases"]
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BundleError(
+                f"{path}: the list of cases is malformed ({error!r}); record it again with "
+                "`kdtr golden`"
+            ) from error
+        _check_expectations(path, bundle, self.config)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> GoldenBundle:
+        bundle = Bundle.open(path)
+        try:
+            bundle.verify()
+            return cls(Path(path), bundle)
+        except BaseException:
+            bundle.close()
+            raise
+
+    def close(self) -> None:
+        self._bundle.close()
+
+
+def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseInput:
+    alias = str(entry["alias"])
+    prefix = f"input/{alias}/"
+    tensors = bundle.view(prefix)
+
+    def integers(name: str) -> tuple[int, ...]:
+        array = tensors[prefix + name]
+        if array.dtype != np.int64 or array.ndim != 1:
+            raise BundleError(
+                f"{path}: {prefix}{name} is {array.dtype} {list(array.shape)}; expected int64 [n]"
+            )
+        return tuple(array.tolist())
+
+    def number(name: str) -> int | None:
+        return int(tensors[prefix + name]) if prefix + name in tensors else None
+
+    def round_input(i: int) -> RoundInput:
+        at = f"round{i}/"
+        try:
+            tree = DraftTree(integers(at + "tokens"), integers(at + "parents"))
+        except KdtrError as error:
+            raise BundleError(f"{path}: {prefix}{at}: {error}") from error
+        logits = tensors.get(prefix + at + "draft_logits")
+        return RoundInput(tree, logits, number(at + "budget"))
+
+    def count(point: str) -> int:
+        i = 0
+        while f"{prefix}{point}{i}/tokens" in tensors:
+            i += 1
+        return i
+
+    max_len = number("max_len")
+    if max_len is None:
+        raise BundleError(f"{path}: {prefix}max_len is missing; expected a number of slots")
+    return CaseInput(
+        alias=alias,
+        why=str(entry["why"]),
+        rules=tuple(str(rule) for rule in entry["rules"]),  # type: ignore[attr-defined]
+        chunks=tuple(integers(f"chunk{i}/tokens") for i in range(count("chunk"))),
+        root=number("root"),
+        rounds=tuple(round_input(i) for i in range(count("round"))),
+        max_len=max_len,
+        case_id=str(entry["id"]),
+    )
+
+
+def _check_expectations(path: Path, bundle: Bundle, config: ModelConfig) -> None:
+    """Every expectation is a known stage of a known point, so none is passed over unseen."""
+    for name in bundle.view("expect/").names():
+        parts = name.split("/")
+        known = len(parts) in (4, 5) and (parts[-1] in STAGE or parts[-1] == "expert_gap")
+        if len(parts) == 5:
+            layer = parts[3].removeprefix("layer")
+            known = known and layer.isdigit() and int(layer) < config.num_hidden_layers
+        if not known:
+            raise BundleError(
+                f"{path}: {name} is no stage of this version; record it again with `kdtr golden`"
+            )

@@ -1,0 +1,136 @@
+"""The `kdtr` command.
+
+Exit codes: 0 the gate passed or the bundle was written; 1 the gate failed; 2 the request could
+not be carried out (a refused file, engine, case or option).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+
+from kdtr.conformance.drive import MODE
+from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.gate import Selection, run_gate
+from kdtr.conformance.golden_cli import add_golden_arguments, golden_command
+from kdtr.conformance.report import print_report
+from kdtr.contract import EngineError, KdtrError
+
+PASSED, FAILED, REFUSED = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.command(args))
+    except KdtrError as error:
+        print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("kdtr: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kdtr", description="Conformance suite for tree-speculative decoding with MLA."
+    )
+    parser.add_argument("--version", action="version", version=f"kdtr {version('kdtr')}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    gate = verbs.add_parser("gate", help="judge an engine against golden bundles")
+    gate.set_defaults(command=_gate)
+    gate.add_argument("bundles", nargs="+", metavar="BUNDLE", help="golden bundles (.kdtr)")
+    gate.add_argument(
+        "--engine",
+        required=True,
+        metavar="NAME",
+        help="package.module:factory, or a registered name such as host or reference",
+    )
+    gate.add_argument(
+        "--engine-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a keyword of the factory; repeat for more",
+    )
+    gate.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="only this case; repeatable"
+    )
+    gate.add_argument(
+        "--mode", action="append", default=[], choices=list(MODE), help="only this mode; repeatable"
+    )
+    gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
+    golden = verbs.add_parser(
+        "golden",
+        help="record a golden bundle with the reference",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    golden.set_defaults(command=_golden)
+    add_golden_arguments(golden)
+    return parser
+
+
+def _gate(args: argparse.Namespace) -> int:
+    options = dict(_option(text) for text in args.engine_option)
+    engine = load_engine(args.engine, options)
+    console = Console(highlight=False)
+    start = time.perf_counter()
+    with _Progress() as progress:
+        result = run_gate(
+            engine,
+            args.bundles,
+            engine_name=args.engine,
+            options=options,
+            selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
+            progress=progress.show,
+        )
+    print_report(console, engine.info, result, time.perf_counter() - start)
+    return PASSED if result.passed else FAILED
+
+
+def _golden(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    with _Progress() as progress:
+        sha256 = golden_command(args, progress.show)
+    print(f"{sha256}  {args.out}")
+    print(f"recorded in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    return PASSED
+
+
+def _option(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise EngineError(f"--engine-option {text!r}; expected KEY=VALUE")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+class _Progress:
+    """What is under way, on a terminal's standard error; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self._status = Console(stderr=True).status("")
+
+    def show(self, text: str) -> None:
+        self._status.update(text)
+
+    def __enter__(self) -> _Progress:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Driving a session through a case, in each of the ways in which an engine can be used.
+
+A driver knows the questions and, in the pinned modes, what is committed after the engine has
+given its own answer; it compares nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kdtr.conformance.case import CaseInput, RoundInput
+from kdtr.conformance.observe import Observation, unchanged_rows
+from kdtr.contract import (
+    Acceptance,
+    EngineError,
+    EngineInfo,
+    ModelConfig,
+    Round,
+    Session,
+    Source,
+    Stage,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pin:
+    """Golden history for one point: what to commit, and for `forward` what to feed."""
+
+    acceptance: Acceptance
+    positions: np.ndarray
+    mask: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way of using an engine.
+
+    verbs    without these the mode is unsupported
+    pinned   golden history is committed in each round: a near tie does not end the case
+    applies  whether the mode asks a case's questions at all
+    hides    stages that this way of use cannot show
+    """
+
+    name: str
+    verbs: frozenset[str]
+    pinned: bool
+    drive_chunk: Callable[[Driver, tuple[int, ...], Pin, Observation], None]
+    drive_round: Callable[[Driver, RoundInput, Pin, Observation], None]
+    hides: Callable[[Stage], bool]
+    applies: Callable[[CaseInput], bool] = lambda case: True
+
+
+class Driver:
+    """A session, and what its engine declares."""
+
+    def __init__(self, session: Session, info: EngineInfo, config: ModelConfig) -> None:
+        self.session = session
+        self.info = info
+        self.config = config
+
+    def offers(self, verb: str) -> bool:
+        return verb in self.info.verbs
+
+    def tracing(self, seen: Observation) -> dict[str, Any]:
+        """The keyword that asks for a trace, for engines that show any stage."""
+        return {"trace": seen} if self.info.stages else {}
+
+    def look(self, seen: Observation) -> None:
+        """The session after a commit."""
+        seen.put_token("committed_len", "committed_len", self.session.committed_len)
+        if self.session.root is None:
+            raise EngineError("root is None after a commit; expected the bonus")
+        seen.put_token("root", "root", self.session.root)
+        if self.offers("snapshot"):
+            seen.put_cache(self.session.snapshot())
+
+
+def _prefill(driver: Driver, tokens: tuple[int, ...], _: Pin, seen: Observation) -> None:
+    root = driver.session.prefill(list(tokens), **driver.tracing(seen))
+    driver.look(seen)
+    seen.put_token("root", "prefill()", root)
+
+
+def _forward_chunk(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observation) -> None:
+    _forward(driver, tokens, pin, seen)
+
+
+def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) -> None:
+    """build, verify, accept, commit, one by one; the golden path is committed."""
+    session = driver.session
+    if entry.draft_logits is not None and driver.offers("build"):
+        seen.put_build(session.build(entry.draft_logits, entry.budget or 0))
+    before = session.snapshot() if driver.offers("snapshot") else None
+    verified = session.verify(entry.tree, **driver.tracing(seen))
+    seen.put_verified(verified, len(entry.tree), driver.config.vocab_size)
+    if before is not None:
+        seen.put("untouched", unchanged_rows(before, session.snapshot()))
+    if driver.offers("accept"):
+        seen.put_acceptance("accept()", session.accept(entry.tree))
+    session.commit(pin.acceptance)
+    driver.look(seen)
+
+
+def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None:
+    """round(): verify, accept and commit as shipped; the engine lives with its own decisions."""
+    done = driver.session.round(entry.tree, **driver.tracing(seen))
+    if not isinstance(done, Round):
+        raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
+    seen.put_acceptance("round()", done.acceptance)
+    seen.put_emitted(done.emitted)
+    driver.look(seen)
+
+
+def _decode(driver: Driver, _: RoundInput, __: Pin, seen: Observation) -> None:
+    """decode(): autoregressive rounds."""
+    token = driver.session.decode(**driver.tracing(seen))
+    driver.look(seen)
+    seen.put_token("bonus", "decode()", token)
+
+
+def _forward_round(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) -> None:
+    _forward(driver, entry.tree.tokens, pin, seen)
+
+
+def _forward(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observation) -> None:
+    """forward_tokens() under golden positions and mask; the golden path is committed."""
+    logits = driver.session.forward_tokens(
+        list(tokens), pin.positions.copy(), pin.mask.copy(), **driver.tracing(seen)
+    )
+    seen.put_logits("forward_tokens()", logits, len(tokens), driver.config.vocab_size)
+    driver.session.commit(pin.acceptance)
+    driver.look(seen)
+
+
+def _hides(names: frozenset[str], stage: Stage) -> bool:
+    return stage.name in names
+
+
+def _hides_walk(stage: Stage) -> bool:
+    return stage.source in (Source.BUILD, Source.UNTOUCHED, Source.WALK) or stage.name == "parents"
+
+
+def _hides_all_but_bonus(stage: Stage) -> bool:
+    return _hides_walk(stage) and stage.name != "bonus"
+
+
+MODES: tuple[Mode, ...] = (
+    Mode(
+        "stepwise",
+        frozenset({"prefill", "verify", "commit"}),
+        True,
+        _prefill,
+        _stepwise,
+        partial(_hides, frozenset({"emitted", "moves"})),
+    ),
+    Mode(
+        "round",
+        frozenset({"prefill", "round"}),
+        False,
+        _prefill,
+        _fused,
+        partial(_hides, frozenset({"build_parents", "build_tokens", "untouched"})),
+    ),
+    Mode(
+        "decode",
+        frozenset({"prefill", "decode"}),
+        False,
+        _prefill,
+        _decode,
+        _hides_all_but_bonus,
+        lambda case: all(len(entry.tree) == 1 for entry in case.rounds),
+    ),
+    Mode(
+        "forward",
+        frozenset({"forward_tokens", "commit"}),
+        True,
+        _forward_chunk,
+        _forward_round,
+        _hides_walk,
+    ),
+)
+MODE = {mode.name: mode for mode in MODES}

@@ -1,0 +1,108 @@
+"""Loading an engine by name: `package.module:factory`, or an entry point of `kdtr.engines`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from kdtr.conformance.tolerance import UNIT_ROUNDOFF
+from kdtr.contract import TRACED, VERBS, Engine, EngineError, EngineInfo, KdtrError, NumericProfile
+
+ENTRY_POINTS = "kdtr.engines"
+
+
+def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
+    """Import the factory, call it with the options, and hold what it returns to the interface.
+
+    Raises EngineError saying which of these failed and how.
+    """
+    factory = _factory(name)
+    options = dict(options or {})
+    try:
+        engine = factory(**options)
+    except KdtrError:
+        raise  # the engine's own refusal, for example of an option
+    except Exception as error:
+        raise EngineError(
+            f"engine {name}: the factory, called with {options or 'no options'}, raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    _check_engine(name, engine)
+    checked: Engine = engine
+    return checked
+
+
+def _factory(name: str) -> Any:
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        return _entry_point(name)
+    if not module_name or not attribute:
+        raise EngineError(f"engine {name!r}; expected package.module:factory")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # an engine's module may raise anything on import
+        raise EngineError(
+            f"engine {name}: importing {module_name} raised {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, attribute):
+        raise EngineError(f"engine {name}: module {module_name} has no {attribute}")
+    factory = getattr(module, attribute)
+    if not callable(factory):
+        raise EngineError(
+            f"engine {name}: {attribute} is a {type(factory).__name__}; expected a function that "
+            "returns an engine"
+        )
+    return factory
+
+
+def _entry_point(name: str) -> Any:
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    if name not in found.names:
+        known = ", ".join(sorted(found.names)) or "none"
+        raise EngineError(
+            f"no engine is registered as {name!r} (registered: {known}); expected one of these, "
+            "or package.module:factory"
+        )
+    try:
+        return found[name].load()
+    except Exception as error:
+        raise EngineError(
+            f"engine {name}: loading {found[name].value} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_engine(name: str, engine: Any) -> None:
+    if not callable(getattr(engine, "load", None)):
+        raise EngineError(
+            f"engine {name}: the factory returned a {type(engine).__name__} without load(); "
+            "expected an engine (contract/interface.py)"
+        )
+    try:
+        info = engine.info
+    except Exception as error:
+        raise EngineError(f"engine {name}: info raised {type(error).__name__}: {error}") from error
+    if not isinstance(info, EngineInfo):
+        raise EngineError(f"engine {name}: info is a {type(info).__name__}; expected an EngineInfo")
+    for what, names, known in (
+        ("verbs", info.verbs, frozenset(VERBS)),
+        ("stages", info.stages, TRACED),
+    ):
+        unknown = sorted(set(names) - known)
+        if unknown:
+            raise EngineError(
+                f"engine {name}: info.{what} names {', '.join(unknown)}; expected some of "
+                f"{', '.join(sorted(known))}"
+            )
+    _check_profile(name, info.profile)
+
+
+def _check_profile(name: str, profile: NumericProfile) -> None:
+    for field in ("weights", "activations", "latents", "scores", "logits", "accumulation"):
+        dtype = getattr(profile, field)
+        if dtype not in UNIT_ROUNDOFF:
+            raise EngineError(
+                f"engine {name}: profile.{field} = {dtype!r}; expected one of "
+                f"{', '.join(UNIT_ROUNDOFF)}"
+            )

@@ -1,0 +1,138 @@
+"""The gate: an engine against bundles, every case in every mode."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kdtr.conformance.bundle import GoldenBundle
+from kdtr.conformance.drive import MODES, Mode
+from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
+from kdtr.conformance.judge import judge_case
+from kdtr.contract import CaseError, Engine
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What to run: empty means all. `until` is the last point of each case, "round2"."""
+
+    cases: frozenset[str] = frozenset()
+    modes: frozenset[str] = frozenset()
+    until: str | None = None
+
+
+@dataclass(slots=True)
+class GateResult:
+    """All case results of a run. Nothing ran is a failure."""
+
+    results: list[CaseResult] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and nothing is bad; near ties are no failures."""
+        compared = any(result.comparisons for result in self.results)
+        return compared and not any(result.verdict.is_bad for result in self.results)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for result in self.results for finding in result.findings]
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(result.verdict is verdict for result in self.results)
+
+
+def run_gate(
+    engine: Engine,
+    bundles: Sequence[str | os.PathLike[str]],
+    *,
+    engine_name: str,
+    options: Mapping[str, Any] | None = None,
+    selection: Selection = Selection(),
+    progress: Progress = lambda _: None,
+) -> GateResult:
+    """Judge the engine. `engine_name` and `options` are for the reproduction lines.
+
+    Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
+    CaseError for a selection that selects nothing.
+    """
+    opened: list[GoldenBundle] = []
+    gate = GateResult()
+    try:
+        for path in bundles:
+            opened.append(GoldenBundle.open(path))
+        _check_selection(opened, selection)
+        for bundle in opened:
+            _judge_bundle(gate, engine, bundle, selection, progress)
+    finally:
+        for bundle in opened:
+            bundle.close()
+    for result in gate.results:
+        result.findings = [
+            replace(finding, reproduce=_reproduce(finding.place, engine_name, options or {}))
+            for finding in result.findings
+        ]
+    return gate
+
+
+def _judge_bundle(
+    gate: GateResult,
+    engine: Engine,
+    bundle: GoldenBundle,
+    selection: Selection,
+    progress: Progress,
+) -> None:
+    name = str(bundle.path)
+    try:
+        model = engine.load((bundle.config, bundle.weights))
+    except Exception as error:
+        text = f"load() raised {type(error).__name__}: {error}"
+        place = Place(name, "all", "load", "load")
+        finding = Finding(Verdict.ERROR, place, "load", text)
+        gate.results.append(
+            CaseResult(
+                name, "all", "load", Verdict.ERROR, blocked=len(bundle.cases), findings=[finding]
+            )
+        )
+        return
+    for case in bundle.cases:
+        if selection.cases and not selection.cases & {case.inputs.alias, case.inputs.case_id}:
+            continue
+        for mode in _modes(selection):
+            if not mode.applies(case.inputs):
+                continue
+            progress(f"{case.inputs.alias} / {mode.name}")
+            gate.results.append(
+                judge_case(name, model, engine.info, bundle.config, case, mode, selection.until)
+            )
+    model.close()
+
+
+def _modes(selection: Selection) -> list[Mode]:
+    return [mode for mode in MODES if not selection.modes or mode.name in selection.modes]
+
+
+def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
+    cases = [case.inputs for bundle in bundles for case in bundle.cases]
+    known = {case.alias for case in cases} | {case.case_id for case in cases}
+    unknown = sorted(selection.cases - known)
+    if unknown:
+        raise CaseError(
+            f"no case {', '.join(unknown)}; the bundles have "
+            f"{', '.join(case.alias for case in cases)}"
+        )
+
+
+def _reproduce(place: Place, engine_name: str, options: Mapping[str, Any]) -> str:
+    words = ["kdtr", "gate", place.bundle, "--engine", engine_name]
+    for key, value in options.items():
+        words += ["--engine-option", f"{key}={value}"]
+    if place.case != "all":
+        words += ["--case", place.case, "--mode", place.mode]
+        if place.point not in ("open", "close"):
+            words += ["--until", place.point]
+    return shlex.join(words)

@@ -1,0 +1,79 @@
+"""The near-tie policy: a decision thinner than the bounds is not called wrong (NUM-2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kdtr.conformance.bundle import Expectation
+from kdtr.conformance.tolerance import row_bound
+from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
+
+
+def near_tie(
+    expectation: Expectation,
+    stage: Stage,
+    layer: int | None,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    config: ModelConfig,
+    profile: NumericProfile,
+) -> str | None:
+    """NUM-2: why a decision that differs is no failure, or None when it is one.
+
+    Every row that differs must be thinner than the bounds allow to tell apart.
+    """
+    if stage.name == "targets":
+        return _token_tie(expectation, expected, actual, config, profile)
+    if stage.name in ("root", "bonus") and expected.ndim == 0:
+        return _last_token_tie(expectation, expected, actual, config, profile)
+    if stage.name == "expert_ids":
+        assert layer is not None
+        scores = expectation.get("router_scores", layer)
+        assert scores is not None
+        bound = row_bound(STAGE["router_scores"], layer, scores, config, profile)[:, 0]
+        rows = np.flatnonzero((expected != actual).any(axis=1))
+        gap = expectation.expert_gap(layer)[rows]
+        if (gap <= bound[rows]).all():
+            return (
+                f"the choice of row {rows[0]} hangs on {gap[0]:.2g}, less than {bound[rows[0]]:.2g}"
+            )
+    return None
+
+
+def _token_tie(
+    expectation: Expectation,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    config: ModelConfig,
+    profile: NumericProfile,
+) -> str | None:
+    logits = expectation.get("logits")
+    assert logits is not None
+    allowed = 2 * row_bound(STAGE["logits"], None, logits, config, profile)[:, 0]
+    rows = np.flatnonzero(expected != actual)
+    in_range = (actual[rows] >= 0) & (actual[rows] < config.vocab_size)
+    if not in_range.all():
+        return None
+    gap = logits[rows, expected[rows]] - logits[rows, actual[rows]]
+    if (gap > allowed[rows]).any():
+        return None
+    return f"the logits of row {rows[0]} differ by {gap[0]:.2g}, less than {allowed[rows[0]]:.2g}"
+
+
+def _last_token_tie(
+    expectation: Expectation,
+    expected: np.ndarray,
+    actual: np.ndarray,
+    config: ModelConfig,
+    profile: NumericProfile,
+) -> str | None:
+    """The root after a prefill, the bonus of a decode: the target of one known row."""
+    path = expectation.get("path")
+    logits = expectation.get("logits")
+    assert logits is not None
+    row = len(logits) - 1 if path is None else int(path[-1])
+    one = np.full(len(logits), -1)
+    one[row] = expected
+    other = one.copy()
+    other[row] = actual
+    return _token_tie(expectation, one, other, config, profile)

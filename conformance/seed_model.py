@@ -1,0 +1,64 @@
+"""Weights and drafts from an integer hash: any language regenerates them in a few lines.
+
+Every weight is code * 2**-k with an integer code in -7..7: exact in float32, bfloat16 and
+float16, and in int4 with a power-of-two scale. Engines of any precision start from the same
+numbers.
+"""
+
+from __future__ import annotations
+
+from math import frexp
+
+import numpy as np
+
+from kdtr.contract import ModelConfig, tensor_shapes
+
+_CODES = 15  # -7..7
+_CODE_STD = 4.320493798938574  # of the uniform distribution over the codes: sqrt(56 / 3)
+
+# Gains chosen once, so that the router and the head decide with room to spare.
+_GAIN = {"gate.weight": 2.5, "lm_head.weight": 2.0}
+_EMBEDDING_SCALE = 2.0**-2
+_NORM_SCALE = 2.0**-5
+_BIAS_SCALE = 2.0**-6
+
+
+def hash_u64(seed: int, stream: str, n: int) -> np.ndarray:
+    """n 64-bit values: splitmix64 of seed + FNV-1a(stream) + index, all modulo 2**64."""
+    state = 0xCBF29CE484222325
+    for byte in stream.encode():
+        state = (state ^ byte) * 0x100000001B3 % 2**64
+    z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64((seed + state) % 2**64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def hash_below(seed: int, stream: str, n: int, bound: int) -> np.ndarray:
+    """n integers 0..bound-1, bound < 2**32: the upper half times bound, upper half again."""
+    return ((hash_u64(seed, stream, n) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)
+
+
+def seed_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint with this configuration, float32, on the code grid."""
+    return {name: _tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
+
+
+def _tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    size = int(np.prod(shape))
+    codes = hash_below(seed, name, size, _CODES).astype(np.float32) - np.float32(7)
+    codes = codes.reshape(shape)
+    if "norm" in name:
+        return 1 + codes * np.float32(_NORM_SCALE)
+    if name.endswith("e_score_correction_bias"):
+        return codes * np.float32(_BIAS_SCALE)
+    if name == "model.embed_tokens.weight":
+        return codes * np.float32(_EMBEDDING_SCALE)
+    gain = next((g for suffix, g in _GAIN.items() if name.endswith(suffix)), 1.0)
+    return codes * np.float32(_power_of_two_below(gain / (_CODE_STD * shape[-1] ** 0.5)))
+
+
+def _power_of_two_below(x: float) -> float:
+    _, exponent = frexp(x)
+    return 2.0 ** (exponent - 1)

@@ -1,0 +1,174 @@
+"""From a checkpoint's tensors to `ModelWeights`: what their rows mean, and the absorb split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from kdtr.contract import (
+    Array,
+    CheckpointError,
+    ModelConfig,
+    check_tensors,
+    has_stacked_experts,
+)
+from kdtr.engine.rotary import (
+    attention_factor,
+    half_split_order,
+    inverse_frequencies,
+    softmax_scale,
+)
+from kdtr.engine.weights import (
+    AttentionWeights,
+    LayerWeights,
+    ModelWeights,
+    MoeWeights,
+    QueryWeights,
+    SwiGluWeights,
+)
+
+Upload = Callable[[np.ndarray], Array]
+
+_READABLE = tuple(
+    np.dtype(dtype) for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
+)
+
+
+def prepare_weights(
+    config: ModelConfig,
+    tensors: Mapping[str, np.ndarray],
+    upload: Upload,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> ModelWeights:
+    """Check names and shapes, then read every tensor once, in float32, and upload it.
+
+    shapes  those of `tensors`, where the source knows them without reading (a lazy mapping)
+    Raises CheckpointError for missing, extra, misshapen or unreadable tensors.
+    """
+    if shapes is None:
+        shapes = {name: tuple(np.shape(tensor)) for name, tensor in tensors.items()}
+    check_tensors(config, shapes)
+    reader = _Reader(config, tensors, upload, stacked_experts=has_stacked_experts(shapes))
+    return ModelWeights(
+        embedding=reader.upload_tensor("model.embed_tokens.weight"),
+        layers=tuple(reader.layer(layer) for layer in range(config.num_hidden_layers)),
+        final_norm=reader.upload_tensor("model.norm.weight"),
+        lm_head=reader.upload_tensor("lm_head.weight"),
+        inverse_frequencies=upload(inverse_frequencies(config)),
+        rotary_factor=attention_factor(config),
+        softmax_scale=softmax_scale(config),
+    )
+
+
+class _Reader:
+    """Reads tensors by name; one layer's worth of host copies at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, np.ndarray],
+        upload: Upload,
+        *,
+        stacked_experts: bool,
+    ) -> None:
+        self._config = config
+        self._tensors = tensors
+        self._upload = upload
+        self._stacked_experts = stacked_experts
+        self._half_split = half_split_order(config)  # [r]
+
+    def layer(self, layer: int) -> LayerWeights:
+        prefix = f"model.layers.{layer}."
+        return LayerWeights(
+            input_norm=self.upload_tensor(prefix + "input_layernorm.weight"),
+            attention=self._attention(prefix + "self_attn."),
+            post_attention_norm=self.upload_tensor(prefix + "post_attention_layernorm.weight"),
+            mlp=(
+                self._swiglu(prefix + "mlp.")
+                if self._config.is_dense(layer)
+                else self._moe(prefix + "mlp.")
+            ),
+        )
+
+    def upload_tensor(self, name: str) -> Array:
+        return self._upload(self._float32(name))
+
+    def _float32(self, name: str) -> np.ndarray:
+        """A C-contiguous float32 copy: the source's own buffer may be a view of a file."""
+        tensor = np.asarray(self._tensors[name])
+        if tensor.dtype not in _READABLE:
+            readable = ", ".join(dtype.name for dtype in _READABLE)
+            raise CheckpointError(
+                f"{name} has dtype {tensor.dtype}; expected one of {readable}: "
+                "convert quantised weights first"
+            )
+        return np.array(tensor, dtype=np.float32, order="C")
+
+    def _attention(self, prefix: str) -> AttentionWeights:
+        config = self._config
+        h, d, c = config.num_attention_heads, config.qk_nope_head_dim, config.kv_lora_rank
+        kv_b = self._float32(prefix + "kv_b_proj.weight")  # [h (d + v), c]
+        kv_b = kv_b.reshape(h, d + config.v_head_dim, c)  # [h, d + v, c]   nope rows, then value's
+        kv_a = self._float32(prefix + "kv_a_proj_with_mqa.weight")  # [c + r, m]
+        kv_a = np.concatenate([kv_a[:c], kv_a[c:][self._half_split]])  # [c + r, m]
+        return AttentionWeights(
+            queries=self._queries(prefix),
+            kv_a=self._upload(kv_a),
+            kv_norm=self.upload_tensor(prefix + "kv_a_layernorm.weight"),
+            w_kc=self._upload(np.ascontiguousarray(kv_b[:, :d])),  # [h, d, c]
+            w_vc=self._upload(np.ascontiguousarray(kv_b[:, d:].transpose(0, 2, 1))),  # [h, c, v]
+            o=self.upload_tensor(prefix + "o_proj.weight"),
+        )
+
+    def _queries(self, prefix: str) -> QueryWeights:
+        if self._config.q_lora_rank is None:
+            return QueryWeights(a=None, norm=None, b=self._query_rows(prefix + "q_proj.weight"))
+        return QueryWeights(
+            a=self.upload_tensor(prefix + "q_a_proj.weight"),
+            norm=self.upload_tensor(prefix + "q_a_layernorm.weight"),
+            b=self._query_rows(prefix + "q_b_proj.weight"),
+        )
+
+    def _query_rows(self, name: str) -> Array:
+        """[h (d + r), in]: within each head the rope rows in half-split order."""
+        config = self._config
+        d = config.qk_nope_head_dim
+        rows = self._float32(name)  # [h (d + r), in]
+        heads = rows.reshape(config.num_attention_heads, config.qk_head_dim, -1)  # [h, d + r, in]
+        nope, rope = heads[:, :d], heads[:, d:][:, self._half_split]
+        return self._upload(np.concatenate([nope, rope], axis=1).reshape(rows.shape))
+
+    def _swiglu(self, prefix: str) -> SwiGluWeights:
+        gate_up = [self._float32(f"{prefix}{part}_proj.weight") for part in ("gate", "up")]
+        return SwiGluWeights(
+            gate_up=self._upload(np.concatenate(gate_up)),  # [2i, m]
+            down=self.upload_tensor(prefix + "down_proj.weight"),  # [m, i]
+        )
+
+    def _moe(self, prefix: str) -> MoeWeights:
+        gate_up, down = self._experts(prefix + "experts.")
+        return MoeWeights(
+            gate=self.upload_tensor(prefix + "gate.weight"),
+            correction_bias=self.upload_tensor(prefix + "gate.e_score_correction_bias"),
+            gate_up=self._upload(gate_up),
+            down=self._upload(down),
+            shared=(
+                self._swiglu(prefix + "shared_experts.") if self._config.n_shared_experts else None
+            ),
+        )
+
+    def _experts(self, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+        """gate_up [e, 2i, m] and down [e, m, i], from either spelling."""
+        if self._stacked_experts:
+            return self._float32(prefix + "gate_up_proj"), self._float32(prefix + "down_proj")
+        config = self._config
+        e, i, m = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
+        gate_up = np.empty((e, 2 * i, m), np.float32)
+        down = np.empty((e, m, i), np.float32)
+        for expert in range(e):
+            gate_up[expert, :i] = self._float32(f"{prefix}{expert}.gate_proj.weight")
+            gate_up[expert, i:] = self._float32(f"{prefix}{expert}.up_proj.weight")
+            down[expert] = self._float32(f"{prefix}{expert}.down_proj.weight")
+        return gate_up, down

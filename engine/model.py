@@ -1,0 +1,49 @@
+"""Loaded weights that open sessions."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from kdtr.contract import InputError, ModelConfig, SessionError
+from kdtr.engine.checks import integer
+from kdtr.engine.forward import Forward
+from kdtr.engine.paging import PagedCache
+from kdtr.engine.session import TreeSession
+
+
+class TreeModel:
+    """A `Model` of the contract: one forward, shared by the sessions it opens."""
+
+    def __init__(self, forward: Forward, *, page_size: int) -> None:
+        self._config = forward.config
+        self._forward: Forward | None = forward  # None once closed
+        self._page_size = page_size
+        self._sessions: WeakSet[TreeSession] = WeakSet()  # does not keep their caches alive
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
+
+    def open(self, *, max_len: int) -> TreeSession:
+        """A session of max_len slots (SLOT-3)."""
+        if self._forward is None:
+            raise SessionError("open on a closed model; load it again")
+        slots = integer("max_len", max_len)
+        if not 1 <= slots <= self._config.max_position_embeddings:
+            raise InputError(
+                f"max_len = {slots}; expected 1..{self._config.max_position_embeddings}, "
+                "the model's max_position_embeddings"
+            )
+        cache = PagedCache(
+            self._forward.kernels, self._config, capacity=slots, page_size=self._page_size
+        )
+        session = TreeSession(self._forward, cache)
+        self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """Give the weights' memory back; closes the sessions that still need them."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
+        self._forward = None

@@ -1,0 +1,77 @@
+"""A model's weights as the kernels want them: absorbed, stacked, float32, where they compute.
+
+Letters beyond those of the kernel set: q q_lora_rank, i an MLP's inner width, e routed experts.
+Linear weights are [out, in], as in the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kdtr.contract import Array
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGluWeights:
+    """One dense or shared SwiGLU (MOE-4): gate rows first, then up rows, for one product."""
+
+    gate_up: Array  # [2i, m]
+    down: Array  # [m, i]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """Router, routed experts and the shared expert, if there is one (MOE-1 to MOE-4)."""
+
+    gate: Array  # [e, m]
+    correction_bias: Array  # [e]   chooses, never weighs
+    gate_up: Array  # [e, 2i, m]
+    down: Array  # [e, m, i]
+    shared: SwiGluWeights | None  # its i is moe_intermediate_size * n_shared_experts
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWeights:
+    """The queries' projection (MLA-1); `a` and `norm` are None when q_lora_rank is null.
+
+    Rows of `b`: per head d nope rows, then r rope rows in half-split order (MLA-7).
+    """
+
+    a: Array | None  # [q, m]
+    norm: Array | None  # [q]
+    b: Array  # [h (d + r), q], or [h (d + r), m] without q_lora_rank
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights:
+    """MLA with kv_b_proj split into the absorbed w_kc and w_vc (MLA-2, MLA-3)."""
+
+    queries: QueryWeights
+    kv_a: Array  # [c + r, m]   rope rows in half-split order (MLA-7)
+    kv_norm: Array  # [c]
+    w_kc: Array  # [h, d, c]
+    w_vc: Array  # [h, c, v]
+    o: Array  # [m, h v]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; the MLP is dense below first_k_dense_replace (MOE-4)."""
+
+    input_norm: Array  # [m]
+    attention: AttentionWeights
+    post_attention_norm: Array  # [m]
+    mlp: SwiGluWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """Everything the forward reads; the last three are derived from the configuration."""
+
+    embedding: Array  # [w, m]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Array  # [m]
+    lm_head: Array  # [w, m]
+    inverse_frequencies: Array  # [r/2] float64
+    rotary_factor: float  # cos and sin are multiplied by it (MLA-5)
+    softmax_scale: float  # scores are multiplied by it (MLA-4)

@@ -1,0 +1,1 @@
+"""The laws, as property tests that run on any engine."""
