@@ -14,25 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from kdtr.conformance.bundle_check import EXPERT_GAP, check_expectations, stage_name
 from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.contract import STAGE, BundleError, DraftTree, KdtrError, ModelConfig, rules_version
+from kdtr.contract import BundleError, DraftTree, KdtrError, rules_version
 from kdtr.kdtr_format import Bundle, read_model
 
 CORPUS_VERSION = 1  # which cases exist and what they ask
 GENERATOR_VERSION = 1  # how the same cases are recorded
-
-
-def chunk_point(i: int) -> str:
-    return f"chunk{i}"
-
-
-def round_point(i: int) -> str:
-    return f"round{i}"
-
-
-def stage_name(stage: str, layer: int | None) -> str:
-    """The end of a stage's tensor name."""
-    return stage if layer is None else f"layer{layer}/{stage}"
 
 
 class Expectation:
@@ -48,7 +36,7 @@ class Expectation:
 
     def expert_gap(self, layer: int) -> np.ndarray:
         """How far each row [n] is from another choice of experts (NUM-2)."""
-        return self._tensors[f"{self._prefix}layer{layer}/expert_gap"]
+        return self._tensors[self._prefix + stage_name(EXPERT_GAP, layer)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +82,11 @@ class GoldenBundle:
                 f"{path}: the list of cases is malformed ({error!r}); record it again with "
                 "`kdtr golden`"
             ) from error
-        _check_expectations(path, bundle, self.config)
+        inputs = tuple(case.inputs for case in self.cases)
+        try:
+            check_expectations(self.config, inputs, bundle.view("expect/"))
+        except BundleError as error:
+            raise BundleError(f"{path}: {error}") from error
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GoldenBundle:
@@ -154,17 +146,3 @@ def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseI
         max_len=max_len,
         case_id=str(entry["id"]),
     )
-
-
-def _check_expectations(path: Path, bundle: Bundle, config: ModelConfig) -> None:
-    """Every expectation is a known stage of a known point, so none is passed over unseen."""
-    for name in bundle.view("expect/").names():
-        parts = name.split("/")
-        known = len(parts) in (4, 5) and (parts[-1] in STAGE or parts[-1] == "expert_gap")
-        if len(parts) == 5:
-            layer = parts[3].removeprefix("layer")
-            known = known and layer.isdigit() and int(layer) < config.num_hidden_layers
-        if not known:
-            raise BundleError(
-                f"{path}: {name} is no stage of this version; record it again with `kdtr golden`"
-            )

@@ -98,6 +98,11 @@ class CaseInput:
     max_len: int
     case_id: str = field(default="")
 
+    def points(self) -> list[str]:
+        """Every chunk and round by name, in order."""
+        chunks = [f"chunk{i}" for i in range(len(self.chunks))]
+        return chunks + [f"round{i}" for i in range(len(self.rounds))]
+
     def tensors(self) -> dict[str, np.ndarray]:
         """The case by name, as stored under `input/<alias>/`."""
         tensors = {"max_len": np.array(self.max_len)}

@@ -125,6 +125,11 @@ def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> N
             f"no case {', '.join(unknown)}; the bundles have "
             f"{', '.join(case.alias for case in cases)}"
         )
+    points = {point for case in cases for point in case.points()}
+    if selection.until is not None and selection.until not in points:
+        raise CaseError(
+            f"no case has a point {selection.until!r}; the points are {', '.join(sorted(points))}"
+        )
 
 
 def _reproduce(place: Place, engine_name: str, options: Mapping[str, Any]) -> str:

@@ -12,10 +12,8 @@ import numpy as np
 from kdtr.conformance.bundle import (
     CORPUS_VERSION,
     GENERATOR_VERSION,
-    chunk_point,
-    round_point,
-    stage_name,
 )
+from kdtr.conformance.bundle_check import EXPERT_GAP, stage_name
 from kdtr.conformance.case import CaseInput, CasePlan, Drafted, Planted, RoundInput, RoundPlan
 from kdtr.conformance.golden_plant import draft_logits, planted_tree
 from kdtr.contract import Array, CaseError, DraftTree, ModelConfig, rules_version
@@ -100,7 +98,7 @@ def record_case(model: ReferenceModel, plan: CasePlan) -> tuple[CaseInput, dict[
         recorder = _Recorder(model)
         session.prefill(chunk, trace=recorder)
         needed = session.committed_len
-        _keep(expected, chunk_point(i), recorder, session)
+        _keep(expected, f"chunk{i}", recorder, session)
     if plan.root is not None:
         session.set_root(plan.root)
     rounds = []
@@ -113,7 +111,7 @@ def record_case(model: ReferenceModel, plan: CasePlan) -> tuple[CaseInput, dict[
             recorder("build_tokens", None, np.array(entry.tree.tokens))
         needed = max(needed, session.committed_len + len(entry.tree))
         session.round(entry.tree, trace=recorder)
-        _keep(expected, round_point(i), recorder, session)
+        _keep(expected, f"round{i}", recorder, session)
         rounds.append(entry)
     inputs = CaseInput(
         plan.alias, plan.why, plan.rules, plan.chunks, plan.root, tuple(rounds), needed
@@ -135,7 +133,7 @@ class _Recorder:
             moe = self._model.weights.layers[layer].mlp
             assert isinstance(moe, MoeWeights)
             gap = choice_gap(self._model.config, array, moe.bias)
-            self.arrays[f"layer{layer}/expert_gap"] = gap
+            self.arrays[stage_name(EXPERT_GAP, layer)] = gap
 
 
 def _keep(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdtr.conformance.bundle import Expectation, GoldenCase, chunk_point, round_point
+from kdtr.conformance.bundle import Expectation, GoldenCase
 from kdtr.conformance.compare import (
     Comparison,
     Difference,
@@ -56,8 +56,7 @@ def judge_case(
         result.verdict = Verdict.UNSUPPORTED
         result.unshown.update(f"{verb}()" for verb in missing)
         return result
-    points = [chunk_point(i) for i in range(len(case.inputs.chunks))]
-    points += [round_point(i) for i in range(len(case.inputs.rounds))]
+    points = case.inputs.points()
     if until is not None and until in points:
         points = points[: points.index(until) + 1]
     judge = _CaseJudge(result, info, config, case, mode)
@@ -143,7 +142,7 @@ class _CaseJudge:
         hidden_by_tie: set[Source] = set()
         seen.sort_experts()
         for stage, layer in stage_order(self._config.num_hidden_layers):
-            expected = expectation.get(stage.name, layer)
+            expected = _expected(expectation, stage, layer)
             if expected is None or self._mode.hides(stage) or stage.source in hidden_by_tie:
                 continue
             actual = seen.arrays.get((stage.name, layer))
@@ -233,10 +232,20 @@ class _CaseJudge:
         self._result.verdict = max(self._result.verdict, finding.verdict, key=weight)
 
 
+def _expected(expectation: Expectation, stage: Stage, layer: int | None) -> np.ndarray | None:
+    if stage.source is not Source.UNTOUCHED:
+        return expectation.get(stage.name, layer)
+    slots = expectation.get("slots")
+    assert slots is not None
+    return np.ones(int(slots[0]), dtype=bool)  # every row committed before this point
+
+
 def _pin(expectation: Expectation, *, is_chunk: bool) -> Pin:
     positions, mask = expectation.get("positions"), expectation.get("mask")
     root = expectation.get("root")
-    assert positions is not None and mask is not None and root is not None
+    assert positions is not None
+    assert mask is not None
+    assert root is not None
     path = expectation.get("path")
     nodes = tuple(range(len(positions))) if is_chunk or path is None else tuple(path.tolist())
     return Pin(Acceptance(nodes, int(root)), positions, mask)

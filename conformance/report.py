@@ -21,8 +21,14 @@ _STYLE = {
 
 def print_report(console: Console, info: EngineInfo, gate: GateResult, seconds: float) -> None:
     """Everything about a run. Plain text where the console is no terminal."""
-    several = len({result.bundle for result in gate.results}) > 1
-    console.print(_table(info, gate.results, several))
+    profile = info.profile
+    console.print(
+        f"{info.name} {info.version} on {info.device}: weights {profile.weights}, latents "
+        f"{profile.latents}, accumulation {profile.accumulation}",
+        soft_wrap=True,
+    )
+    if gate.results:
+        console.print(_table(gate.results))
     for finding in gate.findings:
         console.print()
         for line in finding.lines():
@@ -62,37 +68,43 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     )
 
 
-def _table(info: EngineInfo, results: list[CaseResult], several: bool) -> Table:
-    profile = info.profile
-    title = (
-        f"{info.name} {info.version} on {info.device}: weights {profile.weights}, latents "
-        f"{profile.latents}, accumulation {profile.accumulation}"
-    )
-    table = Table(title=title, title_justify="left", title_style="bold")
-    if several:
-        table.add_column("bundle")
-    table.add_column("case")
-    table.add_column("mode")
-    table.add_column("verdict")
-    for name in ("points", "blocked", "comparisons", "error/bound"):
-        table.add_column(name, justify="right")
-    table.add_column("first seen at")
+def _table(results: list[CaseResult]) -> Table:
+    """A line per case; a column per mode, with its verdict and the points it could not reach."""
+    modes = list(dict.fromkeys(result.mode for result in results))
+    table = Table()
+    table.add_column("case", no_wrap=True)
+    for mode in modes:
+        table.add_column(mode)
+    table.add_column("comparisons", justify="right", no_wrap=True)
+    table.add_column("error/bound", justify="right", no_wrap=True)
+    by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
     for result in results:
-        verdict = Text(result.verdict.value, style=_STYLE[result.verdict])
-        row: list[str | Text] = [result.case, result.mode, verdict]
-        if result.verdict is Verdict.UNSUPPORTED:
-            row += ["", "", "", "", f"needs {', '.join(sorted(result.unshown))}"]
-        else:
-            first = result.findings[0] if result.findings else None
-            row += [
-                str(result.points),
-                str(result.blocked or ""),
-                str(result.comparisons),
-                "" if result.headroom is None else f"{result.headroom:.2g}",
-                f"{first.place.point}: {first.stage}" if first else "",
-            ]
-        table.add_row(*([result.bundle] if several else []), *row)
+        by_case.setdefault((result.bundle, result.case), {})[result.mode] = result
+    bundle = None
+    for (of_bundle, case), by_mode in by_case.items():
+        if of_bundle != bundle and len({result.bundle for result in results}) > 1:
+            table.add_section()
+            table.add_row(Text(of_bundle, style="bold"))
+        bundle = of_bundle
+        headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
+        table.add_row(
+            case,
+            *(_cell(by_mode.get(mode)) for mode in modes),
+            str(sum(result.comparisons for result in by_mode.values())),
+            f"{max(headrooms):.2g}" if headrooms else "",
+        )
     return table
+
+
+def _cell(result: CaseResult | None) -> Text:
+    if result is None:
+        return Text("")
+    text = result.verdict.value
+    if result.verdict is Verdict.UNSUPPORTED:
+        text += f": no {', '.join(sorted(result.unshown))}"
+    elif result.blocked:
+        text += f", {result.blocked} blocked"
+    return Text(text, style=_STYLE[result.verdict])
 
 
 def _verdict_style(gate: GateResult) -> str:

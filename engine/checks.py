@@ -5,7 +5,7 @@ Nothing here changes anything: a session runs all checks of a verb before its fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import index
 
 import numpy as np
@@ -43,9 +43,13 @@ def token_id(what: str, value: object, vocab_size: int) -> int:
 
 def token_ids(what: str, values: Sequence[int], vocab_size: int) -> tuple[int, ...]:
     """At least one id of the vocabulary."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    try:
+        items = list(values) if not isinstance(values, str | bytes) else None
+    except TypeError:
+        items = None
+    if items is None:
         raise InputError(f"{what} = {values!r}; expected a sequence of token ids")
-    ids = tuple(token_id(f"{what}[{i}]", value, vocab_size) for i, value in enumerate(values))
+    ids = tuple(token_id(f"{what}[{i}]", value, vocab_size) for i, value in enumerate(items))
     if not ids:
         raise InputError(f"{what} is empty; expected at least one token")
     return ids

@@ -112,8 +112,8 @@ def attend_split(
         np.zeros((n, h), np.float32),
         np.zeros((n, h, c), np.float32),
     )
-    for group, slots in _groups(visibility, n, first, end):
-        rows = physical_rows(cache.page_table, cache.page_size, slots)  # [s of the group]
+    for group, slots in _groups(visibility, n, first, end):  # below, n and s are the group's own
+        rows = physical_rows(cache.page_table, cache.page_size, slots)  # [s]
         keys = cache.rows[layer, rows]  # [s, c + r]   a gather: nothing else is read
         raw = query[group].reshape(-1, row_len) @ keys.T  # [n h, s]
         scaled = (raw * np.float32(scale)).reshape(len(group), h, len(slots))  # [n, h, s]
@@ -155,7 +155,9 @@ def _groups(
     masked = max(first, visibility.open_len)  # the first slot that the block decides
     columns = slice(masked - visibility.open_len, end - visibility.open_len)
     seen[:, masked - first :] = visibility.block[:, columns]
-    patterns, member_of = np.unique(seen, axis=0, return_inverse=True)
-    for number, pattern in enumerate(patterns):
-        if pattern.any():
-            yield np.flatnonzero(member_of.ravel() == number), slots[pattern]
+    alike: dict[bytes, list[int]] = {}  # rows by what they see
+    for i, row in enumerate(seen):
+        alike.setdefault(row.tobytes(), []).append(i)
+    for rows in alike.values():
+        if seen[rows[0]].any():
+            yield np.array(rows), slots[seen[rows[0]]]

@@ -2,8 +2,9 @@
 
 Everything between `upload` and `to_host` stays on the device: arrays are opaque to the session
 except for reshapes and slices. Every operation writes a new array unless it says otherwise, and
-none has a result whose shape depends on values, so that a round can be captured as one graph:
-`accept_walk` fills a path of fixed length and says how much of it counts. Python numbers are
+no result's shape depends on values, so that a round can be captured as one graph: `accept_walk`
+fills a path of fixed length and says how much of it counts. (`build_best_first`, which ends on
+the host and before a round, is the exception.) Python numbers are
 arguments of the launch; those that change from round to round (`committed_len`, `n_slots`) are
 what a captured graph reads from a buffer that the set updates before each replay.
 

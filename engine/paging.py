@@ -28,6 +28,7 @@ class PagedCache:
     def __init__(
         self, kernels: KernelSet, config: ModelConfig, *, capacity: int, page_size: int
     ) -> None:
+        page_size = min(page_size, capacity)  # one page is enough, and need not be larger
         n_pages = -(-capacity // page_size)
         row_len = config.kv_lora_rank + config.qk_rope_head_dim
         self.latent_len = config.kv_lora_rank

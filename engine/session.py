@@ -166,7 +166,7 @@ class TreeSession:
             upload(np.array(tree.tokens)),
             upload(np.array(tree.parents)),
             upload(np.array(targets)),
-            *walk_limits(forward.kernels, tree, limit),
+            *walk_limits(forward, tree, limit),
         )
         accept_len = int(to_host(walk.accept_len)[0])
         path = to_host(walk.path)[:accept_len]

@@ -12,7 +12,7 @@ import numpy as np
 
 from kdtr.contract import Acceptance, Array, DraftTree, EmitLimit, Trace
 from kdtr.engine.forward import Forward
-from kdtr.engine.kernel_set import KernelSet, Visibility
+from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.paging import PagedCache
 
 
@@ -64,7 +64,7 @@ def fused_round(
         kernels.upload(np.array(tree.tokens)),
         verified.parents,
         verified.targets,
-        *walk_limits(kernels, tree, limit),
+        *walk_limits(forward, tree, limit),
     )
     moves = kernels.commit_rows(cache, walk.path, walk.accept_len, committed_len)  # [n, 2]
 
@@ -78,8 +78,12 @@ def fused_round(
     )
 
 
-def walk_limits(kernels: KernelSet, tree: DraftTree, limit: EmitLimit) -> tuple[Array, int]:
-    """The walk's stop tokens and max_emitted; a round emits one token per node at most (ACC-3)."""
-    stop_tokens = np.array(sorted(limit.stop_tokens), np.int64)
-    max_emitted = len(tree) if limit.max_emitted is None else limit.max_emitted
-    return kernels.upload(stop_tokens), max_emitted
+def walk_limits(forward: Forward, tree: DraftTree, limit: EmitLimit) -> tuple[Array, int]:
+    """The walk's stop tokens and max_emitted, as numbers that fit the device.
+
+    A stop token outside the vocabulary is never emitted, and a round emits one token per node at
+    most (ACC-3).
+    """
+    stops = [token for token in limit.stop_tokens if token < forward.config.vocab_size]
+    most = len(tree) if limit.max_emitted is None else min(limit.max_emitted, len(tree))
+    return forward.kernels.upload(np.array(sorted(stops), np.int64)), most

@@ -7,8 +7,9 @@ at most k u of the sum of their magnitudes, and the layers' errors add up in the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def small_weights() -> dict[str, np.ndarray]:
 def load(small_weights: dict[str, np.ndarray]) -> Callable[..., TreeModel]:
     """load(config=SMALL, **engine options): the small model, or one of another configuration."""
 
-    def load(config: ModelConfig = SMALL, **options: int) -> TreeModel:
+    def load(config: ModelConfig = SMALL, **options: Any) -> TreeModel:
         weights = small_weights if config is SMALL else random_weights(config)
         return make_engine(**options).load((config, weights))
 
@@ -89,6 +90,20 @@ def load(small_weights: dict[str, np.ndarray]) -> Callable[..., TreeModel]:
 def session(load: Callable[..., TreeModel]) -> TreeSession:
     """A session of 40 slots on pages of 4, with splits of 3: no edge falls on another."""
     return load(page_size=4, split_size=3).open(max_len=40)
+
+
+@pytest.fixture(scope="session")
+def started(load: Callable[..., TreeModel]) -> Callable[..., TreeSession]:
+    """started(root=None, **engine options): 60 slots, the prompt read, the root replaced."""
+
+    def started(root: int | None = None, **options: Any) -> TreeSession:
+        session = load(**options).open(max_len=60)
+        session.prefill([3, 0, 36, 8, 8, 1])  # token 0, the last token and a repeat
+        if root is not None:
+            session.set_root(root)
+        return session
+
+    return started
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +148,7 @@ class Recorder(dict[tuple[str, "int | None"], np.ndarray]):
 
 
 @pytest.fixture(scope="session")
-def ddtree_cases() -> list[tuple[dict[str, object], Mapping[str, np.ndarray]]]:
+def ddtree_cases() -> list[tuple[dict[str, Any], dict[str, np.ndarray]]]:
     """The official DDTree's drafts: a case's figures and its arrays (tests/data/README.md)."""
     lines = (DATA / "ddtree" / "tree_cases.jsonl").read_text(encoding="utf-8").splitlines()
     with np.load(DATA / "ddtree" / "tree_arrays.npz") as stored:

@@ -59,6 +59,11 @@ REFUSALS: list[tuple[Callable[[Any], Any], type[KdtrError], str]] = [
     (lambda s: s.prefill([1, 37]), InputError, f"tokens[1] = 37; {VOCAB}"),
     (lambda s: s.prefill([1, "a"]), InputError, "tokens[1] = 'a'; expected an integer"),
     (lambda s: s.prefill("ab"), InputError, "tokens = 'ab'; expected a sequence of token ids"),
+    (
+        lambda s: s.prefill(np.array(3)),
+        InputError,
+        "tokens = array(3); expected a sequence of token ids",
+    ),
     (lambda s: s.prefill(3), InputError, "tokens = 3; expected a sequence of token ids"),
     (
         lambda s: s.prefill([1] * 16),

@@ -69,3 +69,11 @@ def test_room_is_legal_up_to_equality(cache: PagedCache) -> None:
         "verify of 4 rows at committed_len 7 needs 11 slots, the session has 10; "
         "open it with max_len >= 11"
     )
+
+
+def test_a_page_is_never_larger_than_the_session(small: ModelConfig) -> None:
+    cache = PagedCache(HostKernels(), small, capacity=5, page_size=10**12)
+
+    cache.map_slots(5)
+
+    assert 5 == cache.rows.shape[1]

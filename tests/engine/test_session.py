@@ -15,27 +15,19 @@ from kdtr.contract import (
     EmitLimit,
     LogicalCache,
     ModelConfig,
-    SessionError,
 )
 from kdtr.engine import make_engine
 from kdtr.engine.model import TreeModel
 
 Load = Callable[..., TreeModel]
+Started = Callable[..., Any]
 Same = Callable[[LogicalCache, LogicalCache], bool]
-PROMPT = [3, 0, 36, 8, 8, 1]  # token 0, the last token and a repeat
+PROMPT = [3, 0, 36, 8, 8, 1]  # what `started` has read
 
 
-def started(load: Load, *, root: int | None = None, **options: int) -> Any:
-    session = load(**options).open(max_len=60)
-    session.prefill(PROMPT)
-    if root is not None:
-        session.set_root(root)
-    return session
-
-
-def greedy(load: Load, n: int) -> list[int]:
+def greedy(started: Started, n: int) -> list[int]:
     """The prompt's first n tokens by plain decoding: the root that prefill chose comes first."""
-    session = started(load)
+    session = started()
     return [session.root, *(session.decode() for _ in range(n - 1))]
 
 
@@ -53,20 +45,20 @@ def good_tree(tokens: list[int]) -> DraftTree:
 
 
 def test_round_by_round_equals_plain_decoding(
-    load: Load, small: ModelConfig, float32_bound: Callable[..., float]
+    started: Started, small: ModelConfig, float32_bound: Callable[..., float]
 ) -> None:
     """Rejected siblings, moved rows and a second round on top of them (LOSSLESS, COMMIT-3)."""
-    tokens = greedy(load, 12)
-    session = started(load)
+    tokens = greedy(started, 12)
+    session = started()
 
-    emitted = []
+    emitted: list[int] = []
     while len(emitted) < 8:
         done = session.round(good_tree(tokens[len(emitted) :]))
         assert (0, 2, 5, 6) == done.acceptance.path
         emitted += done.emitted
 
     assert tokens[1:9] == emitted
-    plain = started(load)
+    plain = started()
     for _ in range(8):
         plain.decode()
     ours, theirs = session.snapshot(), plain.snapshot()
@@ -79,13 +71,13 @@ def test_round_by_round_equals_plain_decoding(
 
 @pytest.mark.parametrize("limit", [NO_LIMIT, EmitLimit(max_emitted=2), "stop"])
 def test_fused_round_equals_the_steps(
-    load: Load, same_cache: Same, trace: Any, limit: EmitLimit | str
+    started: Started, same_cache: Same, trace: Any, limit: EmitLimit | str
 ) -> None:
-    tokens = greedy(load, 5)
+    tokens = greedy(started, 5)
     tree = good_tree(tokens)
     if limit == "stop":
         limit = EmitLimit(stop_tokens=frozenset({tokens[2]}))
-    stepwise, fused = started(load), started(load)
+    stepwise, fused = started(), started()
 
     verified = stepwise.verify(tree)
     acceptance = stepwise.accept(tree, limit=limit)
@@ -108,12 +100,12 @@ def test_fused_round_equals_the_steps(
     assert [[6 + i, 6 + k] for k, i in enumerate(path)] == trace["moves", None].tolist()
 
 
-def test_limits_cut_the_path(load: Load) -> None:
+def test_limits_cut_the_path(started: Started) -> None:
     """prompt + emitted = committed + root, wherever the round stops (ACC-4)."""
-    tokens = greedy(load, 5)
+    tokens = greedy(started, 5)
 
     for max_emitted in (1, 2, 3, 4, 9):
-        session = started(load)
+        session = started()
         done = session.round(good_tree(tokens), limit=EmitLimit(max_emitted=max_emitted))
         n = min(max_emitted, 4)
         assert tokens[1 : n + 1] == list(done.emitted)
@@ -121,9 +113,11 @@ def test_limits_cut_the_path(load: Load) -> None:
         assert tokens[n] == session.root
 
 
-def test_decode_is_the_round_of_the_root_alone(load: Load, same_cache: Same, trace: Any) -> None:
+def test_decode_is_the_round_of_the_root_alone(
+    started: Started, same_cache: Same, trace: Any
+) -> None:
     """FWD-2; the walk's stages belong to round."""
-    decoded, rounded = started(load), started(load)
+    decoded, rounded = started(), started()
 
     token = decoded.decode(trace=trace)
     done = rounded.round(DraftTree(tokens=(rounded.root,), parents=(-1,)))
@@ -148,8 +142,7 @@ def test_a_first_token_without_a_prompt(load: Load) -> None:
 def test_the_last_slot_can_be_used(load: Load) -> None:
     """Up to equality, with rejected rows in the last slots (SLOT-3)."""
     session = load(page_size=4).open(max_len=9)
-    session.prefill(PROMPT)
-    tree = DraftTree(tokens=(session.root, 1, 2), parents=(-1, 0, 0))
+    tree = DraftTree(tokens=(session.prefill(PROMPT), 1, 2), parents=(-1, 0, 0))
 
     session.verify(tree)
     session.commit(Acceptance(path=(0, 2), bonus=5))
@@ -165,7 +158,7 @@ def test_the_last_slot_can_be_used(load: Load) -> None:
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 @pytest.mark.parametrize("split_size", [1, 5, 64])
 def test_pages_and_splits_do_not_matter(
-    load: Load,
+    started: Started,
     same_cache: Same,
     small: ModelConfig,
     float32_bound: Callable[..., float],
@@ -173,11 +166,11 @@ def test_pages_and_splits_do_not_matter(
     split_size: int,
 ) -> None:
     """Pages change nothing at all, splits the order of sums."""
-    tree = good_tree(greedy(load, 5))
+    tree = good_tree(greedy(started, 5))
 
-    one_page = started(load, page_size=60, split_size=split_size)
-    paged = started(load, page_size=page_size, split_size=split_size)
-    unsplit = started(load, page_size=60, split_size=60)
+    one_page = started(page_size=60, split_size=split_size)
+    paged = started(page_size=page_size, split_size=split_size)
+    unsplit = started(page_size=60, split_size=60)
     logits = [session.verify(tree).logits for session in (one_page, paged, unsplit)]
     for session in (one_page, paged, unsplit):
         session.commit(session.accept(tree))
@@ -191,9 +184,13 @@ def test_pages_and_splits_do_not_matter(
 
 @pytest.mark.parametrize("chunks", [(1, 5), (3, 3), (1, 1, 1, 1, 1, 1)])
 def test_prefill_in_chunks(
-    load: Load, small: ModelConfig, float32_bound: Callable[..., float], chunks: tuple[int, ...]
+    load: Load,
+    started: Started,
+    small: ModelConfig,
+    float32_bound: Callable[..., float],
+    chunks: tuple[int, ...],
 ) -> None:
-    whole, chunked = started(load, page_size=4), load(page_size=4).open(max_len=60)
+    whole, chunked = started(page_size=4), load(page_size=4).open(max_len=60)
 
     first = 0
     for n in chunks:
@@ -227,6 +224,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
 @given(tree=trees(), page_size=st.sampled_from([1, 4]), split_size=st.sampled_from([2, 64]))
 def test_every_row_equals_a_plain_run_of_its_path(
     load: Load,
+    started: Started,
     small: ModelConfig,
     float32_bound: Callable[..., float],
     tree: DraftTree,
@@ -234,7 +232,7 @@ def test_every_row_equals_a_plain_run_of_its_path(
     split_size: int,
 ) -> None:
     """FWD-4, with NaN in every slot that is not written."""
-    session = started(load, root=7, page_size=page_size, split_size=split_size)
+    session = started(root=7, page_size=page_size, split_size=split_size)
     before = session.snapshot()
 
     verified = session.verify(tree)
@@ -257,12 +255,12 @@ def test_every_row_equals_a_plain_run_of_its_path(
 
 
 def test_forward_tokens_is_verify_under_its_own_mask(
-    load: Load, trace: Any, small: ModelConfig, float32_bound: Callable[..., float]
+    started: Started, trace: Any, small: ModelConfig, float32_bound: Callable[..., float]
 ) -> None:
     tree = DraftTree(tokens=(7, 5, 6, 9), parents=(-1, 0, 0, 2))
     mask = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], bool)
     mask = np.concatenate([np.ones((4, 6), bool), mask], axis=1)
-    session = started(load, root=7)
+    session = started(root=7)
 
     logits = session.forward_tokens(tree.tokens, np.array([6, 7, 7, 8]), mask, trace=trace)
 
@@ -271,9 +269,9 @@ def test_forward_tokens_is_verify_under_its_own_mask(
     assert np.abs(verified.logits - logits).max() <= 2 * float32_bound(logits, small)
 
 
-def test_any_rising_path_of_a_forward_is_committed(load: Load) -> None:
+def test_any_rising_path_of_a_forward_is_committed(started: Started) -> None:
     """Its rows have no parents; tokens, positions and latents move together (COMMIT-1)."""
-    session = started(load)
+    session = started()
     mask = np.concatenate([np.ones((4, 6), bool), np.eye(4, dtype=bool)], axis=1)
     seen: dict[Any, np.ndarray] = {}
     session.forward_tokens(
@@ -294,11 +292,11 @@ def test_any_rising_path_of_a_forward_is_committed(load: Load) -> None:
     assert (9, 9) == (session.root, session.committed_len)
 
 
-def test_forward_tokens_hides_committed_rows_too(load: Load) -> None:
+def test_forward_tokens_hides_committed_rows_too(load: Load, started: Started) -> None:
     """A row that sees only itself does not depend on the prompt."""
     mask = np.zeros((1, 7), bool)
     mask[0, 6] = True
-    first, second = started(load), load().open(max_len=60)
+    first, second = started(), load().open(max_len=60)
     second.prefill([9, 9, 2, 4, 4, 4])
 
     logits = [session.forward_tokens([5], [3], mask) for session in (first, second)]
@@ -306,179 +304,8 @@ def test_forward_tokens_hides_committed_rows_too(load: Load) -> None:
     assert np.array_equal(*logits)
 
 
-# What becomes of a pending forward
-
-
-def pending(load: Load) -> tuple[Any, DraftTree]:
-    session = started(load, root=7)
-    tree = DraftTree(tokens=(7, 1, 2), parents=(-1, 0, 0))
-    session.verify(tree)
-    return session, tree
-
-
-def test_a_commit_applies_once(load: Load) -> None:
-    session, _ = pending(load)
-    session.commit(Acceptance(path=(0, 2), bonus=4))
-
-    with pytest.raises(SessionError, match="commit needs an uncommitted verify"):
-        session.commit(Acceptance(path=(0,), bonus=4))
-
-    assert 8 == session.committed_len
-
-
-def test_a_commit_applies_to_the_latest_verify(load: Load) -> None:
-    session, _ = pending(load)
-    session.verify(DraftTree(tokens=(7, 3), parents=(-1, 0)))
-
-    session.commit(Acceptance(path=(0, 1), bonus=4))
-
-    assert [7, 3] == session.snapshot().tokens[6:].tolist()
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda s: s.set_root(7),
-        lambda s: s.prefill([1]),
-        lambda s: s.decode(),
-        lambda s: s.round(DraftTree(tokens=(7,), parents=(-1,))),
-        lambda s: s.reset(),
-    ],
-    ids=["set_root", "prefill", "decode", "round", "reset"],
-)
-def test_verbs_that_forget_a_pending_verify(load: Load, verb: Callable[[Any], Any]) -> None:
-    session, tree = pending(load)
-    verb(session)
-    committed_len = session.committed_len
-
-    with pytest.raises(SessionError, match="COMMIT-5"):
-        session.commit(Acceptance(path=(0,), bonus=4))
-    with pytest.raises(SessionError, match="needs an uncommitted verify"):
-        session.accept(tree)
-
-    assert committed_len == session.committed_len
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda s: s.build(np.zeros((1, 37)), 2),
-        lambda s: s.snapshot(),
-        lambda s: s.accept(DraftTree(tokens=(9, 1), parents=(-1, 0)), [1, 2]),
-    ],
-    ids=["build", "snapshot", "pinned accept"],
-)
-def test_verbs_that_keep_a_pending_verify(load: Load, verb: Callable[[Any], Any]) -> None:
-    session, tree = pending(load)
-
-    verb(session)
-
-    session.commit(session.accept(tree))
-
-
-def test_accept_walks_the_verified_tree_only(load: Load) -> None:
-    session, _ = pending(load)
-
-    with pytest.raises(SessionError, match="the tree of the latest verify"):
-        session.accept(DraftTree(tokens=(7, 1, 3), parents=(-1, 0, 0)))
-
-
-def test_accept_after_forward_tokens_needs_targets(load: Load) -> None:
-    session = started(load, root=7)
-    session.forward_tokens([7], [6], np.ones((1, 7), bool))
-    tree = DraftTree(tokens=(7,), parents=(-1,))
-
-    with pytest.raises(SessionError, match="needs an uncommitted verify"):
-        session.accept(tree)
-
-    session.commit(session.accept(tree, [12]))
-    assert 12 == session.root
-
-
-def test_a_forward_that_a_trace_interrupts_leaves_nothing_to_commit(load: Load) -> None:
-    """The rows in the slots are half new, half old: what was pending is lost."""
-    session, tree = pending(load)
-    before = session.snapshot()
-
-    def interrupt(stage: str, layer: int | None, array: object) -> None:
-        if (stage, layer) == ("hidden", 1):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        session.verify(tree, trace=interrupt)
-
-    with pytest.raises(SessionError):
-        session.commit(Acceptance(path=(0,), bonus=4))
-    assert np.array_equal(before.c_kv, session.snapshot().c_kv)
-    session.decode()  # the session is sound
-
-
-# Reset, close, repeat
-
-
-def test_reset_starts_over(load: Load, same_cache: Same) -> None:
-    session = started(load, page_size=4)
-    fresh = session.snapshot()
-    session.decode()
-
-    session.reset()
-
-    assert (0, None) == (session.committed_len, session.root)
-    assert 0 == len(session.snapshot().tokens)
-    session.prefill(PROMPT)
-    assert same_cache(fresh, session.snapshot())
-
-
-def test_a_closed_session_refuses_every_verb(load: Load) -> None:
-    session, tree = pending(load)
-    acceptance = Acceptance(path=(0,), bonus=4)
-
-    session.close()
-    session.close()
-
-    verbs: dict[str, Callable[[], Any]] = {
-        "set_root": lambda: session.set_root(1),
-        "forward_tokens": lambda: session.forward_tokens([1], [0], np.ones((1, 7), bool)),
-        "prefill": lambda: session.prefill([1]),
-        "decode": session.decode,
-        "build": lambda: session.build(np.zeros((1, 37)), 1),
-        "verify": lambda: session.verify(tree),
-        "accept": lambda: session.accept(tree),
-        "commit": lambda: session.commit(acceptance),
-        "round": lambda: session.round(tree),
-        "snapshot": session.snapshot,
-        "reset": session.reset,
-    }
-    for verb, call in verbs.items():
-        with pytest.raises(SessionError, match=f"{verb} on a closed session"):
-            call()
-
-
-def test_the_same_rounds_give_the_same_bits(load: Load, same_cache: Same) -> None:
-    """NUM-4, as the profile declares."""
-    tree = good_tree(greedy(load, 5))
-
-    first, second = started(load), started(load)
-    logits = [session.verify(tree).logits.tobytes() for session in (first, second, first)]
-
-    assert 1 == len(set(logits))
-    assert same_cache(first.snapshot(), second.snapshot())
-
-
-def test_what_a_verb_returned_stays_as_it_was(load: Load) -> None:
-    session, tree = pending(load)
-    verified, cache = session.verify(tree), session.snapshot()
-    logits, c_kv = verified.logits.copy(), cache.c_kv.copy()
-
-    session.round(tree)
-    session.decode()
-
-    assert np.array_equal(logits, verified.logits)
-    assert np.array_equal(c_kv, cache.c_kv)
-
-
-def test_build_hangs_the_draft_under_the_root(load: Load) -> None:
-    session = started(load, root=7)
+def test_build_hangs_the_draft_under_the_root(started: Started) -> None:
+    session = started(root=7)
     logits = np.full((2, 37), -np.inf, np.float32)
     logits[0, [4, 9]] = [1.0, 3.0]
     logits[1, 20] = 0.0

@@ -59,9 +59,17 @@ def test_the_outcome_has_no_padding(load: Callable[..., Any], trace: Any) -> Non
     assert 4 == len(trace["targets", None])
 
 
-def test_walk_limits() -> None:
-    stops, most = walk_limits(HostKernels(), TREE, EmitLimit(frozenset({9, 3}), 2))
-    none, all_nodes = walk_limits(HostKernels(), TREE, NO_LIMIT)
+def test_walk_limits_fit_the_device(
+    small: ModelConfig, small_weights: dict[str, np.ndarray]
+) -> None:
+    """A stop token that no 64-bit word holds, and a limit beyond the tree's nodes."""
+    kernels = HostKernels()
+    weights = prepare_weights(small, small_weights, kernels.upload)
+    forward = Forward(kernels, small, weights, split_size=8)
+
+    stops, most = walk_limits(forward, TREE, EmitLimit(frozenset({9, 3, 2**70}), 2))
+    none, all_nodes = walk_limits(forward, TREE, NO_LIMIT)
+    _, capped = walk_limits(forward, TREE, EmitLimit(max_emitted=2**70))
 
     assert ([3, 9], 2) == (stops.tolist(), most)
-    assert ([], 4) == (none.tolist(), all_nodes)
+    assert ([], 4, 4) == (none.tolist(), all_nodes, capped)

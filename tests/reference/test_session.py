@@ -4,7 +4,7 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kdtr.contract import (
@@ -29,9 +29,8 @@ LAWS = settings(
     deadline=None,
     max_examples=25,
     database=None,
-    suppress_health_check=[HealthCheck.differing_executors],
 )
-PROMPT = (3, 1, 4, 1, 5, 9, 2)
+PROMPT = (3, 1, 4, 1, 5, 9, 15)  # its greedy continuation is 22, 20, 1, 17, 10, 5, 0: no repeats
 
 
 def state(session):
@@ -527,7 +526,6 @@ def test_a_prompt_may_fill_the_session(model):
 
 NO_ROWS = "expected integers [n], n >= 1"
 ALL = np.ones((1, 8), dtype=bool)
-BLIND = np.array([[True] * 8 + [False], [True] * 9])[:, ::-1]  # row 1 does not see itself
 
 
 def fits(session):

@@ -1,0 +1,106 @@
+"""Holding a golden bundle against its own shape: every expectation is there, and fits.
+
+A bundle that lacks a stage would pass an engine that gets it wrong, so a gap is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from kdtr.conformance.case import CaseInput
+from kdtr.contract import BundleError, ModelConfig, Source, Stage, stage_order
+
+EXPERT_GAP = "expert_gap"  # beside expert_ids: how firm the choice is (reference/moe.py)
+_ROUTED = ("router_scores", "expert_ids", "expert_weights")
+
+
+def stage_name(stage: str, layer: int | None) -> str:
+    """The end of a stage's tensor name."""
+    return stage if layer is None else f"layer{layer}/{stage}"
+
+
+def check_expectations(
+    config: ModelConfig, cases: tuple[CaseInput, ...], tensors: Mapping[str, np.ndarray]
+) -> None:
+    """`tensors` are all of `expect/`. Raises BundleError for one missing, extra or misshapen."""
+    wanted: set[str] = set()
+    for case in cases:
+        length = 0
+        for point in case.points():
+            prefix = f"expect/{case.alias}/{point}/"
+            n = len(_tree_or_chunk(case, point))
+            path = tensors.get(prefix + "path")
+            grown = n if path is None else len(path) if path.ndim == 1 else 0
+            sizes = _sizes(config, n, length, grown)
+            for name, shape, kind in _stages(config, case, point, sizes):
+                _check(prefix + name, tensors, shape, kind)
+                wanted.add(prefix + name)
+            length += grown
+    extra = sorted(set(tensors) - wanted)
+    if extra:
+        raise BundleError(f"{extra[0]} belongs to no point of any case; record the bundle again")
+
+
+def _tree_or_chunk(case: CaseInput, point: str) -> tuple[int, ...]:
+    i = int(point.removeprefix("chunk").removeprefix("round"))
+    return case.chunks[i] if point.startswith("chunk") else case.rounds[i].tree.tokens
+
+
+def _sizes(config: ModelConfig, n: int, length: int, grown: int) -> dict[str, int]:
+    """The size of each axis letter of contract/stages.py at one point."""
+    return {
+        "n": n,
+        "s": length + n,
+        "a": grown,
+        "t": length + grown,
+        "h": config.num_attention_heads,
+        "d": config.qk_nope_head_dim,
+        "r": config.qk_rope_head_dim,
+        "c": config.kv_lora_rank,
+        "m": config.hidden_size,
+        "e": config.n_routed_experts,
+        "k": config.num_experts_per_tok,
+        "w": config.vocab_size,
+        "l": config.num_hidden_layers,
+        "2": 2,
+    }
+
+
+def _stages(
+    config: ModelConfig, case: CaseInput, point: str, sizes: dict[str, int]
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype kinds of every expectation of a point."""
+    is_round = point.startswith("round")
+    drafted = is_round and case.rounds[int(point[len("round") :])].draft_logits is not None
+    for stage, layer in stage_order(config.num_hidden_layers):
+        if not _recorded(stage, is_round=is_round, drafted=drafted):
+            continue
+        if layer is not None and stage.name in _ROUTED and config.is_dense(layer):
+            continue
+        shape = tuple(sizes[letter] for letter in stage.axes)
+        yield stage_name(stage.name, layer), shape, "bi" if stage.exact else "f"
+        if stage.name == "expert_ids":
+            yield stage_name(EXPERT_GAP, layer), shape[:1], "f"
+
+
+def _recorded(stage: Stage, *, is_round: bool, drafted: bool) -> bool:
+    if stage.source is Source.UNTOUCHED:  # the judge's own, from two snapshots
+        return False
+    if stage.source is Source.BUILD:
+        return drafted
+    return is_round or (stage.source is not Source.WALK and stage.name != "parents")
+
+
+def _check(
+    name: str, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], kinds: str
+) -> None:
+    if name not in tensors:
+        raise BundleError(f"{name} is missing; record the bundle again with `kdtr golden`")
+    array = tensors[name]
+    if array.shape != shape or array.dtype.kind not in kinds:
+        raise BundleError(
+            f"{name} is {array.dtype} {list(array.shape)}; expected "
+            f"{'float64' if kinds == 'f' else 'integers or bool'} {list(shape)}"
+        )
