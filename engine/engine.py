@@ -58,6 +58,11 @@ class TreeEngine:
             stages=TRACED,
         )
 
+    @property
+    def kernels(self) -> KernelSet:
+        """What computes. Whoever wants to observe or break one operation wraps it here."""
+        return self._kernels
+
     def load(self, source: ModelSource) -> TreeModel:
         """Read, check and prepare the weights, once."""
         opened = open_source(source)

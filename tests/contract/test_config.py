@@ -131,7 +131,7 @@ def test_layers_below_first_k_are_dense(dense, expected):
 
 def test_a_configuration_is_frozen_hashable_and_equal_by_value():
     with pytest.raises(FrozenInstanceError):
-        TINY.vocab_size = 3  # ty: ignore
+        TINY.vocab_size = 3
 
     assert {ModelConfig.tiny(): "same"} == {TINY: "same"}
 

@@ -118,7 +118,13 @@ def test_a_token_may_repeat_off_the_siblings():
 
 @pytest.mark.parametrize(
     "convert",
-    [np.array, list, iter, lambda v: np.array(v, dtype=np.int8), lambda v: [np.int64(x) for x in v]],
+    [
+        np.array,
+        list,
+        iter,
+        lambda v: np.array(v, dtype=np.int8),
+        lambda v: [np.int64(x) for x in v],
+    ],
     ids=["array", "list", "iterator", "int8", "scalars"],
 )
 def test_any_integers_become_tuples_of_python_integers(convert):

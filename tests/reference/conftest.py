@@ -89,9 +89,7 @@ def _draft_trees(draw, vocab=4, max_nodes=14, root=None):
     """Per node a token and the steps back to its parent; shrinks to a chain of token 0."""
     tokens, parents = [draw(st.integers(0, vocab - 1)) if root is None else root], [-1]
     for token, back in draw(
-        st.lists(
-            st.tuples(st.integers(0, vocab - 1), st.integers(0, 5)), max_size=max_nodes - 1
-        )
+        st.lists(st.tuples(st.integers(0, vocab - 1), st.integers(0, 5)), max_size=max_nodes - 1)
     ):
         parent = max(0, len(tokens) - 1 - back)
         if (parent, token) not in zip(parents, tokens, strict=True):

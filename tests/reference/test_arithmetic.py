@@ -395,9 +395,7 @@ def halves_onto_halves(values):
     while len(values) > 1:
         half = (len(values) + 1) // 2
         upper = values[half:]
-        values = [
-            v + upper[i] if i < len(upper) else v for i, v in enumerate(values[:half])
-        ]
+        values = [v + upper[i] if i < len(upper) else v for i, v in enumerate(values[:half])]
     return values[0]
 
 
@@ -410,9 +408,7 @@ def test_the_order_of_a_sum_is_the_written_one(length):
     sums, products = sum_fixed(x), contract_sum("nm,mo->no", x, y)
 
     same_bits([halves_onto_halves(row.tolist()) for row in x], sums)
-    expected = [
-        [halves_onto_halves((row * column).tolist()) for column in y.T] for row in x
-    ]
+    expected = [[halves_onto_halves((row * column).tolist()) for column in y.T] for row in x]
     same_bits(expected, products)
 
 
@@ -477,9 +473,7 @@ def test_a_contraction_is_within_its_bound_of_the_exact_sum(length):
 
     for i in range(len(x)):
         for j in range(y.shape[1]):
-            terms = [
-                Fraction(a) * Fraction(b) for a, b in zip(x[i], y[:, j], strict=True)
-            ]
+            terms = [Fraction(a) * Fraction(b) for a, b in zip(x[i], y[:, j], strict=True)]
             bound = Fraction(gamma(roundings(length))) * sum(map(abs, terms))
             assert abs(Fraction(float(found[i, j])) - sum(terms)) <= bound
 
@@ -533,9 +527,7 @@ def test_fast_forward_agrees_with_the_fixed_one(small, draw_tensors):
     logits = {}
     for name in ("fixed", "fast"):
         session = make_engine(arithmetic=name).load(source).open(max_len=16)
-        logits[name] = session.forward_tokens(
-            range(9), np.arange(9), np.tri(9, dtype=bool)
-        )
+        logits[name] = session.forward_tokens(range(9), np.arange(9), np.tri(9, dtype=bool))
 
     difference = abs(logits["fast"] - logits["fixed"]).max()
 

@@ -66,9 +66,7 @@ def test_all_39_cases_are_here():
 def test_the_tree_from_the_logits_is_the_official_one(name):
     case = CASES[name]
 
-    built = build_tree(
-        arrays()[f"{name}/logits"], case["budget"], root=case["root_token_id"]
-    )
+    built = build_tree(arrays()[f"{name}/logits"], case["budget"], root=case["root_token_id"])
 
     assert official_tree(name) == built
 

@@ -67,9 +67,7 @@ def links(tree):
     n = len(tree)
     children = [[i for i in range(n) if tree.parents[i] == node] for node in range(n)]
     first = [child[0] if child else -1 for child in children]
-    following = {
-        i: after for child in children for i, after in zip(child, child[1:], strict=False)
-    }
+    following = {i: after for child in children for i, after in zip(child, child[1:], strict=False)}
     return first, [following.get(i, -1) for i in range(n)]
 
 
@@ -217,7 +215,9 @@ SAMPLING = "sglang/tree_speculative_sampling_target_only.json"
 def argmax_rows(native, request_):
     """The target of every node, from the test's rule for the logits."""
     logits = np.ones((len(native["candidates"][request_]), native["vocab"]))
-    listed = [(node, token) for b, node, token in native["target_logits"]["entries"] if b == request_]
+    listed = [
+        (node, token) for b, node, token in native["target_logits"]["entries"] if b == request_
+    ]
     logits[[node for node, _ in listed], [token for _, token in listed]] = 10.0
     for node in set(range(len(logits))) - {node for node, _ in listed}:
         logits[node, 18] = 10.0

@@ -57,9 +57,7 @@ def plain(model, tokens):
 
 def branches(root):
     """A tree with siblings, cousins, a repeated token and a leaf before its cousin's child."""
-    return DraftTree(
-        tokens=(root, 11, 12, 11, 5, 11, 0, 22), parents=(-1, 0, 0, 2, 1, 4, 2, 3)
-    )
+    return DraftTree(tokens=(root, 11, 12, 11, 5, 11, 0, 22), parents=(-1, 0, 0, 2, 1, 4, 2, 3))
 
 
 def hitting(model, session, length):
@@ -393,9 +391,7 @@ def test_prefill_and_forward_trace_the_forward_without_a_tree(model):
 
     prefill = traced(lambda trace: session.prefill([1, 2], trace=trace))
     rows = traced(
-        lambda trace: session.forward_tokens(
-            [1], [n], np.ones((1, n + 3), dtype=bool), trace=trace
-        )
+        lambda trace: session.forward_tokens([1], [n], np.ones((1, n + 3), dtype=bool), trace=trace)
     )
 
     assert forward - {"parents"} == {stage for stage, _ in prefill}

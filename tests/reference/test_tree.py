@@ -67,9 +67,7 @@ def test_depth_counts_the_ancestors_and_position_adds_the_length(data, committed
 
     found = depths(tree)
 
-    counted = tuple(
-        sum(is_ancestor(tree, j, i) for j in range(i)) for i in range(len(tree))
-    )
+    counted = tuple(sum(is_ancestor(tree, j, i) for j in range(i)) for i in range(len(tree)))
     assert counted == found
     assert tuple(committed_len + depth for depth in counted) == positions(tree, committed_len)
 

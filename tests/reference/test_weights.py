@@ -151,7 +151,9 @@ FAULTS = {
         lambda tensors: (
             tensors.pop("model.norm.weight"),
             tensors.pop("lm_head.weight"),
-            tensors.update({"a": np.zeros(()), "model.layers.0.input_layernorm.weight": np.zeros(3)}),
+            tensors.update(
+                {"a": np.zeros(()), "model.layers.0.input_layernorm.weight": np.zeros(3)}
+            ),
         ),
         "2 missing: model.norm.weight [20], lm_head.weight [23, 20]; 1 extra: a []; "
         "1 misshapen: model.layers.0.input_layernorm.weight is [3], expected [20]",
