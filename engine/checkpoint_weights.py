@@ -28,6 +28,7 @@ from kdtr.engine.weights import (
     QueryWeights,
     SwiGluWeights,
 )
+from kdtr.kdtr_format import OpenModel
 
 Upload = Callable[[np.ndarray], Array]
 
@@ -36,21 +37,14 @@ _READABLE = tuple(
 )
 
 
-def prepare_weights(
-    config: ModelConfig,
-    tensors: Mapping[str, np.ndarray],
-    upload: Upload,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> ModelWeights:
+def prepare_weights(model: OpenModel, upload: Upload) -> ModelWeights:
     """Check names and shapes, then read every tensor once, in float32, and upload it.
 
-    shapes  those of `tensors`, where the source knows them without reading (a lazy mapping)
     Raises CheckpointError for missing, extra, misshapen or unreadable tensors.
     """
-    if shapes is None:
-        shapes = {name: tuple(np.shape(tensor)) for name, tensor in tensors.items()}
-    check_tensors(config, shapes)
-    reader = _Reader(config, tensors, upload, stacked_experts=has_stacked_experts(shapes))
+    config, stacked = model.config, has_stacked_experts(model.shapes)
+    check_tensors(config, model.shapes)
+    reader = _Reader(config, model.tensors, upload, stacked_experts=stacked)
     return ModelWeights(
         embedding=reader.upload_tensor("model.embed_tokens.weight"),
         layers=tuple(reader.layer(layer) for layer in range(config.num_hidden_layers)),

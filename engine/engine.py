@@ -19,7 +19,7 @@ from kdtr.engine.forward import Forward
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.kernel_set import KernelSet
 from kdtr.engine.model import TreeModel
-from kdtr.engine.sources import open_source
+from kdtr.kdtr_format import open_model
 
 _NOT_OFFERED = {"verify_batch", "commit_batch"}
 
@@ -65,10 +65,8 @@ class TreeEngine:
 
     def load(self, source: ModelSource) -> TreeModel:
         """Read, check and prepare the weights, once."""
-        opened = open_source(source)
-        weights = prepare_weights(
-            opened.config, opened.tensors, self._kernels.upload, opened.shapes
-        )
+        opened = open_model(source)
+        weights = prepare_weights(opened, self._kernels.upload)
         forward = Forward(self._kernels, opened.config, weights, self._split_size)
         return TreeModel(forward, page_size=self._page_size)
 

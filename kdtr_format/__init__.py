@@ -3,6 +3,7 @@
 from kdtr.kdtr_format.checkpoint import Checkpoint, read_checkpoint
 from kdtr.kdtr_format.checkpoint_writer import write_checkpoint
 from kdtr.kdtr_format.model import config_tensors, read_model
+from kdtr.kdtr_format.model_source import OpenModel, open_model
 from kdtr.kdtr_format.reader import Bundle, TensorView
 from kdtr.kdtr_format.structure import Entry
 from kdtr.kdtr_format.writer import write_bundle
@@ -11,8 +12,10 @@ __all__ = [
     "Bundle",
     "Checkpoint",
     "Entry",
+    "OpenModel",
     "TensorView",
     "config_tensors",
+    "open_model",
     "read_checkpoint",
     "read_model",
     "write_bundle",

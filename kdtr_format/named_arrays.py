@@ -45,7 +45,9 @@ class NamedArrays(Mapping[str, np.ndarray]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The array, or `default`; Mapping's own would first look for the closest names."""
-        return self[name] if name in self else default
+        if name not in self:
+            return default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would read the array
         return isinstance(name, str) and name in self._names

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-
-import numpy as np
+from importlib.metadata import version
 
 from kdtr.contract import (
     TRACED,
     VERBS,
-    CacheError,
     ConfigError,
     EngineInfo,
+    InputError,
     ModelConfig,
     ModelSource,
     NumericProfile,
-    UnsupportedError,
 )
-from kdtr.kdtr_format import Bundle, read_checkpoint, read_model
+from kdtr.kdtr_format import open_model
 from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
 from kdtr.reference.cache import AppendCache, NewCache, ScratchCache
 from kdtr.reference.session import ReferenceSession
@@ -56,7 +51,7 @@ class ReferenceModel:
     def open(self, *, max_len: int) -> ReferenceSession:
         limit = self._config.max_position_embeddings
         if not 1 <= max_len <= limit:
-            raise CacheError(f"max_len = {max_len}; expected 1..max_position_embeddings = {limit}")
+            raise InputError(f"max_len = {max_len}; expected 1..max_position_embeddings = {limit}")
         return ReferenceSession(
             self._arithmetic, self._config, self._weights, self._new_cache, max_len
         )
@@ -74,8 +69,6 @@ class ReferenceEngine:
 
     @property
     def info(self) -> EngineInfo:
-        from importlib.metadata import version
-
         wide = dict.fromkeys(
             ("weights", "activations", "latents", "scores", "logits", "accumulation"), "float64"
         )
@@ -91,9 +84,9 @@ class ReferenceEngine:
         )
 
     def load(self, source: ModelSource) -> ReferenceModel:
-        config, tensors, shapes = _read_source(source)
-        weights = read_weights(config, tensors, shapes)
-        return ReferenceModel(self._arithmetic, _CACHES[self._cache], config, weights)
+        model = open_model(source)
+        weights = read_weights(model.config, model.tensors, model.shapes)
+        return ReferenceModel(self._arithmetic, _CACHES[self._cache], model.config, weights)
 
 
 def make_engine(*, arithmetic: str = "fixed", cache: str = "append") -> ReferenceEngine:
@@ -107,20 +100,3 @@ def make_engine(*, arithmetic: str = "fixed", cache: str = "append") -> Referenc
     if cache not in _CACHES:
         raise ConfigError(f"cache = {cache!r}; expected 'append' or 'scratch'")
     return ReferenceEngine(_ARITHMETIC[arithmetic], cache)
-
-
-def _read_source(
-    source: ModelSource,
-) -> tuple[ModelConfig, Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]]]:
-    if isinstance(source, tuple):
-        config, tensors = source
-        return config, tensors, {name: tuple(tensors[name].shape) for name in tensors}
-    file = Path(os.fspath(source))
-    if file.suffix == ".gguf":
-        raise UnsupportedError(
-            f"{file.name}: GGUF files are not read; give a Hugging Face directory or a .kdtr file"
-        )
-    if file.suffix == ".kdtr":
-        return _read_source(read_model(Bundle.open(file)))
-    checkpoint = read_checkpoint(file)
-    return ModelConfig.from_hf(checkpoint.config), checkpoint.tensors, checkpoint.shapes

@@ -9,13 +9,14 @@ import pytest
 from kdtr.contract import CheckpointError, ModelConfig
 from kdtr.engine.checkpoint_weights import prepare_weights
 from kdtr.engine.weights import ModelWeights, MoeWeights
+from kdtr.kdtr_format import open_model
 
 Tensors = dict[str, np.ndarray]
 ATTENTION = "model.layers.1.self_attn."
 
 
 def prepare(config: ModelConfig, tensors: Tensors) -> ModelWeights:
-    return prepare_weights(config, tensors, np.array)
+    return prepare_weights(open_model((config, tensors)), np.array)
 
 
 def per_expert(tensors: Tensors) -> Tensors:

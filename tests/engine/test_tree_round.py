@@ -11,6 +11,7 @@ from kdtr.engine.forward import Forward
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.paging import PagedCache
 from kdtr.engine.tree_round import fused_round, walk_limits
+from kdtr.kdtr_format import open_model
 
 TREE = DraftTree(tokens=(7, 1, 2, 3), parents=(-1, 0, 0, 2))
 
@@ -33,7 +34,10 @@ def test_nothing_comes_to_the_host_before_the_commit(
     """What a captured graph needs: after the first upload, kernels alone, up to commit_rows."""
     kernels = CountingKernels()
     forward = Forward(
-        kernels, small, prepare_weights(small, small_weights, kernels.upload), split_size=8
+        kernels,
+        small,
+        prepare_weights(open_model((small, small_weights)), kernels.upload),
+        split_size=8,
     )
     cache = PagedCache(kernels, small, capacity=9, page_size=2)
     kernels.calls.clear()
@@ -64,7 +68,7 @@ def test_walk_limits_fit_the_device(
 ) -> None:
     """A stop token that no 64-bit word holds, and a limit beyond the tree's nodes."""
     kernels = HostKernels()
-    weights = prepare_weights(small, small_weights, kernels.upload)
+    weights = prepare_weights(open_model((small, small_weights)), kernels.upload)
     forward = Forward(kernels, small, weights, split_size=8)
 
     stops, most = walk_limits(forward, TREE, EmitLimit(frozenset({9, 3, 2**70}), 2))

@@ -1,4 +1,4 @@
-"""The reference builds, compiles, walks and gathers as the official DDTree does (TREE-3, ACC, COMMIT)."""
+"""The reference builds, walks and gathers as the official DDTree does (TREE-3, ACC-1, COMMIT-1)."""
 
 import json
 from functools import cache
@@ -83,7 +83,7 @@ def test_the_tree_from_the_recorded_candidates_is_the_official_one(name):
 
 
 def test_a_candidate_of_minus_infinity_is_not_taken_where_the_official_tree_takes_it():
-    """c074: 6 of 8 tokens are -inf; the official tree fills its budget of 8 with them, ours ends."""
+    """c074: 6 of 8 tokens are -inf; the official tree fills its budget with them, ours ends."""
     case, logits = CASES["c074"], arrays()["c074/logits"]
 
     built = build_tree(logits, case["budget"], root=case["root_token_id"])

@@ -126,7 +126,7 @@ def test_router_logits(variant):
     expected = Part(variant, "prefill.")
     moe = [i for i in range(model.config.num_hidden_layers) if not model.config.is_dense(i)]
     scores = np.stack([stages["router_scores", i] for i in moe])
-    # The inverse of the sigmoid magnifies its rounding by 1 / (score (1 - score)), at most 1e4 here.
+    # The inverse of the sigmoid magnifies its rounding by 1 / (score (1 - score)): weigh it back.
     margin = scores * (1 - scores)
     error = np.abs(np.log(scores / (1 - scores)) - expected["router_logits.f64"])
     assert margin.min() > 1e-4

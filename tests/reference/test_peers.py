@@ -1,6 +1,7 @@
 """Other engines' trees, masks, links and verdicts, translated from their spelling into ours."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,7 @@ def links(tree):
     n = len(tree)
     children = [[i for i in range(n) if tree.parents[i] == node] for node in range(n)]
     first = [child[0] if child else -1 for child in children]
-    following = {i: after for child in children for i, after in zip(child, child[1:], strict=False)}
+    following = {i: after for child in children for i, after in pairwise(child)}
     return first, [following.get(i, -1) for i in range(n)]
 
 

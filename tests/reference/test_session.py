@@ -1,6 +1,7 @@
 """One sequence: every use of the one forward, every refusal, and nothing changed by either."""
 
 from dataclasses import astuple
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_every_chunking_of_a_prefill_gives_the_same_bits(data, model):
     whole = begun(model, prompt=tokens)
 
     chunked = model.open(max_len=40)
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         chunked.prefill(tokens[start:end])
 
     assert state(whole) == state(chunked)

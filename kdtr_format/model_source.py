@@ -1,4 +1,7 @@
-"""What `Engine.load` takes, opened: the configuration, the tensors by name, and their shapes."""
+"""What `Engine.load` takes, opened: the configuration, the tensors by name, and their shapes.
+
+Raw reading only. What a tensor's rows mean is each engine's own business.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from kdtr.contract import CheckpointError, ModelConfig, ModelSource, UnsupportedError
+from kdtr.kdtr_format.checkpoint import read_checkpoint
+from kdtr.kdtr_format.model import read_model
+from kdtr.kdtr_format.reader import Bundle
 
 _EXPECTED = (
     "expected a Hugging Face directory, a .kdtr file with weights, or a pair of ModelConfig and "
@@ -17,16 +23,16 @@ _EXPECTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """tensors may be lazy; shapes are None where the source cannot tell them without reading."""
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenModel:
+    """tensors may be lazy: `shapes` tells theirs without reading one."""
 
     config: ModelConfig
     tensors: Mapping[str, np.ndarray]
-    shapes: Mapping[str, tuple[int, ...]] | None = None
+    shapes: Mapping[str, tuple[int, ...]]
 
 
-def open_source(source: ModelSource) -> Source:
+def open_model(source: ModelSource) -> OpenModel:
     """Raises ConfigError, CheckpointError, BundleError or UnsupportedError."""
     if isinstance(source, str | os.PathLike):
         return _open_path(Path(source))
@@ -36,24 +42,23 @@ def open_source(source: ModelSource) -> Source:
     if not isinstance(config, ModelConfig) or not isinstance(tensors, Mapping):
         kinds = f"({type(config).__name__}, {type(tensors).__name__})"
         raise CheckpointError(f"source is {kinds}; {_EXPECTED}")
-    return Source(config, tensors)
+    return _in_memory(config, tensors)
 
 
-def _open_path(path: Path) -> Source:
+def _open_path(path: Path) -> OpenModel:
     if path.is_dir():
-        from kdtr.kdtr_format import read_checkpoint
-
         checkpoint = read_checkpoint(path)
         config = ModelConfig.from_hf(checkpoint.config)
-        return Source(config, checkpoint.tensors, checkpoint.shapes)
+        return OpenModel(config, checkpoint.tensors, checkpoint.shapes)
     if path.suffix == ".gguf":
         raise UnsupportedError(
             f"{path}: GGUF is not read by this version; {_EXPECTED}, and convert it to one of them"
         )
     if path.suffix == ".kdtr":
-        from kdtr.kdtr_format import Bundle
-        from kdtr.kdtr_format.model import read_model
-
-        return Source(*read_model(Bundle.open(path)))
+        return _in_memory(*read_model(Bundle.open(path).view("config/", "weights/")))
     what = "is no directory and no .kdtr file" if path.exists() else "does not exist"
     raise CheckpointError(f"{path} {what}; {_EXPECTED}")
+
+
+def _in_memory(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> OpenModel:
+    return OpenModel(config, tensors, {name: tuple(np.shape(tensors[name])) for name in tensors})
