@@ -66,10 +66,11 @@ def read_hf_config(config: Mapping[str, Any]) -> ModelConfig:
     if missing:
         raise ConfigError(f"config.json lacks {', '.join(missing)}; expected every one of them")
     theta, scaling = _rope(config)
+    shared = config.get("n_shared_experts")
     return ModelConfig(
         **{key: config[key] for key in _REQUIRED},
         q_lora_rank=config["q_lora_rank"],
-        n_shared_experts=config.get("n_shared_experts") or 0,
+        n_shared_experts=0 if shared is None else shared,
         scoring_func=_scoring_func(config),
         rope_theta=theta,
         rope_interleave=config.get("rope_interleave", True),
@@ -131,6 +132,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
         )
         if value is not None
     }
+    for where, theta in thetas.items():
+        if not isinstance(theta, int | float) or isinstance(theta, bool):
+            raise ConfigError(f"{where} = {theta!r}; expected a finite number")
     if not thetas:
         raise ConfigError("config.json lacks rope_theta; expected it at the top or in its rope map")
     if len(set(thetas.values())) > 1:
@@ -147,6 +151,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
 def _rope_type(where: str, rope: dict[str, Any]) -> dict[str, Any]:
     """The map under one spelling of its type; {} when it says nothing but 'default'."""
     kinds = [rope.pop(key) for key in ("rope_type", "type") if key in rope]
+    for kind in kinds:
+        if not isinstance(kind, str):
+            raise ConfigError(f"{where}: rope_type = {kind!r}; expected a string")
     if len(set(kinds)) > 1:
         raise ConfigError(f"{where}: rope_type and type differ: {_any_of(kinds)}; expected one")
     if rope and not kinds:
@@ -173,7 +180,7 @@ def _yarn(rope: dict[str, Any], config: Mapping[str, Any]) -> Yarn | None:
         raise UnsupportedError("partial_rotary_factor is not supported; expected 1, or no such key")
     if "factor" not in rope:
         raise ConfigError(f"the yarn map ({_pairs(rope)}) lacks factor; expected it")
-    known = {name for name in Yarn.__dataclass_fields__}
+    known = set(Yarn.__dataclass_fields__)
     unknown = sorted(set(rope) - known)
     if unknown:
         raise UnsupportedError(

@@ -17,9 +17,13 @@ def _integers(
     what: str, values: Iterable[int], error: type[TreeError | InputError] = TreeError
 ) -> tuple[int, ...]:
     try:
-        return tuple(index(value) for value in values)
+        items = list(values)
     except TypeError:
         raise error(f"{what} = {values!r}; expected a sequence of integers") from None
+    try:
+        return tuple(index(value) for value in items)
+    except TypeError:
+        raise error(f"{what} = {values!r}; expected integers") from None
 
 
 def _parent_range(i: int) -> str:
@@ -139,8 +143,11 @@ class EmitLimit:
         tokens = frozenset(_integers("stop_tokens", self.stop_tokens, InputError))
         if any(token < 0 for token in tokens):
             raise InputError(f"stop_tokens = {sorted(tokens)}; expected token ids >= 0")
-        if self.max_emitted is not None and index(self.max_emitted) < 1:
-            raise InputError(f"max_emitted = {self.max_emitted}; expected at least 1, or None")
+        if self.max_emitted is not None:
+            (most,) = _integers("max_emitted", (self.max_emitted,), InputError)
+            if most < 1:
+                raise InputError(f"max_emitted = {most}; expected at least 1, or None")
+            object.__setattr__(self, "max_emitted", most)
         object.__setattr__(self, "stop_tokens", tokens)
 
 

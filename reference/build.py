@@ -19,10 +19,10 @@ def build_tree(draft_logits: np.ndarray, budget: int, *, root: int = 0) -> Draft
     Nodes come in the order in which the search takes them. Raises InputError for a budget below
     0, an array that is not [depth, w], and NaN or +inf.
     """
-    if budget < 0:
-        raise InputError(f"budget = {budget}; expected at least 0")
+    if not isinstance(budget, int | np.integer) or budget < 0:
+        raise InputError(f"budget = {budget!r}; expected an integer of at least 0")
     logits = np.asarray(draft_logits)
-    if logits.ndim != 2 or logits.dtype.kind not in "fiu":
+    if logits.ndim != 2 or not _is_number(logits.dtype):
         raise InputError(
             f"draft_logits are {logits.dtype} {list(logits.shape)}; expected numbers [depth, vocab]"
         )
@@ -42,12 +42,12 @@ def rank(logits: np.ndarray, k: int) -> Ranked:
 
     Ties go to the lowest id; -inf is never taken, so a row without a finite logit gives none.
     """
-    finite = logits > -np.inf
-    if not finite.any():
+    if not (logits > -np.inf).any():
         return (), ()
-    shifted = logits - logits.max()
+    with np.errstate(over="ignore"):  # -inf is the right answer, and never taken
+        shifted = logits - logits.max()
     log_probs = shifted - log_fixed(sum_fixed(exp_fixed(shifted)))
-    order = np.argsort(-log_probs, kind="stable")[: min(k, int(finite.sum()))]
+    order = np.argsort(-log_probs, kind="stable")[: min(k, int((log_probs > -np.inf).sum()))]
     return order.tolist(), log_probs[order].tolist()
 
 
@@ -76,3 +76,7 @@ def best_first(ranked: Sequence[Ranked], budget: int, *, root: int = 0) -> Draft
         offer((*rank_path[:-1], rank_path[-1] + 1), above, parent)
         offer((*rank_path, 0), -negative, len(tokens) - 1)
     return DraftTree(tokens=tuple(tokens), parents=tuple(parents))
+
+
+def _is_number(dtype: np.dtype) -> bool:
+    return dtype.kind in "fiu" or dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")

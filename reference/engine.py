@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+import numpy as np
+
 from kdtr.contract import (
     TRACED,
     VERBS,
@@ -17,10 +19,15 @@ from kdtr.contract import (
 from kdtr.kdtr_format import open_model
 from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
 from kdtr.reference.cache import AppendCache, NewCache, ScratchCache
+from kdtr.reference.emulated import STORAGE, EmulatedArithmetic
 from kdtr.reference.session import ReferenceSession
 from kdtr.reference.weights import ModelWeights, read_weights
 
-_ARITHMETIC = {arithmetic.name: arithmetic for arithmetic in (FIXED, FAST)}
+_ARITHMETIC: dict[str, Arithmetic] = {
+    FIXED.name: FIXED,
+    FAST.name: FAST,
+    **{storage: EmulatedArithmetic(storage) for storage in STORAGE},
+}
 _CACHES: dict[str, NewCache] = {"append": AppendCache, "scratch": ScratchCache}
 
 
@@ -50,8 +57,10 @@ class ReferenceModel:
 
     def open(self, *, max_len: int) -> ReferenceSession:
         limit = self._config.max_position_embeddings
-        if not 1 <= max_len <= limit:
-            raise InputError(f"max_len = {max_len}; expected 1..max_position_embeddings = {limit}")
+        if not isinstance(max_len, int | np.integer) or not 1 <= max_len <= limit:
+            raise InputError(
+                f"max_len = {max_len!r}; expected 1..max_position_embeddings = {limit}"
+            )
         return ReferenceSession(
             self._arithmetic, self._config, self._weights, self._new_cache, max_len
         )
@@ -69,15 +78,18 @@ class ReferenceEngine:
 
     @property
     def info(self) -> EngineInfo:
-        wide = dict.fromkeys(
-            ("weights", "activations", "latents", "scores", "logits", "accumulation"), "float64"
-        )
+        name = self._arithmetic.name
+        storage, accumulation = (name, "float32") if name in STORAGE else ("float64", "float64")
+        stored = dict.fromkeys(("weights", "activations", "latents", "scores", "logits"), storage)
         return EngineInfo(
             name=f"reference ({self._arithmetic.name}, {self._cache})",
             version=version("kdtr"),
             device="cpu",
             profile=NumericProfile(
-                **wide, deterministic=True, batch_invariant=self._arithmetic is FIXED
+                **stored,
+                accumulation=accumulation,
+                deterministic=True,
+                batch_invariant=self._arithmetic is FIXED,
             ),
             verbs=frozenset(VERBS) - {"verify_batch", "commit_batch"},
             stages=TRACED,
@@ -92,11 +104,13 @@ class ReferenceEngine:
 def make_engine(*, arithmetic: str = "fixed", cache: str = "append") -> ReferenceEngine:
     """The reference.
 
-    arithmetic  "fixed": the same bits everywhere, the truth; "fast": BLAS, for volume
+    arithmetic  "fixed": the same bits everywhere, the truth; "fast": BLAS, for volume;
+                "float32", "bfloat16", "float16": an honest engine of that precision, emulated
     cache       "append" (append-then-compact) or "scratch"; nobody can tell from outside
     """
     if arithmetic not in _ARITHMETIC:
-        raise ConfigError(f"arithmetic = {arithmetic!r}; expected 'fixed' or 'fast'")
+        known = ", ".join(map(repr, _ARITHMETIC))
+        raise ConfigError(f"arithmetic = {arithmetic!r}; expected one of {known}")
     if cache not in _CACHES:
         raise ConfigError(f"cache = {cache!r}; expected 'append' or 'scratch'")
     return ReferenceEngine(_ARITHMETIC[arithmetic], cache)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 
@@ -72,8 +73,7 @@ class ReferenceSession:
 
     def set_root(self, token: int) -> None:
         self._check_open()
-        (root,) = self._token_ids("root", [token])
-        self._root = int(root)
+        self._root = self._token_id("root", token)
         self._pending = None
 
     def forward_tokens(
@@ -86,7 +86,6 @@ class ReferenceSession:
     ) -> np.ndarray:
         self._check_open()
         ids = self._token_ids("tokens", tokens)
-        check_capacity(self.committed_len, len(ids), self._max_len)
         where = _checked_positions(positions, len(ids))
         seen = _checked_mask(mask, len(ids), self.committed_len)
         return self._forward(ids, where, seen, None, trace)
@@ -156,7 +155,7 @@ class ReferenceSession:
                 "set_root dropped it; verify first (COMMIT-5)"
             )
         _check_path(acceptance.path, pending)
-        self._token_ids("bonus", [acceptance.bonus])
+        self._token_id("bonus", acceptance.bonus)
         self._cache.commit(acceptance.path)
         self._root = acceptance.bonus
         self._pending = None
@@ -196,6 +195,8 @@ class ReferenceSession:
         tree: DraftTree | None,
         trace: Trace,
     ) -> np.ndarray:
+        check_capacity(self.committed_len, len(tokens), self._max_len)
+        self._pending = None  # from here on its rows are being overwritten
         logits = forward(
             self._arithmetic,
             self._config,
@@ -219,8 +220,19 @@ class ReferenceSession:
             raise SessionError("the session has no root; prefill or set_root first")
         return self._root
 
+    def _token_id(self, what: str, token: int) -> int:
+        try:
+            value = index(token)
+        except TypeError:
+            raise InputError(f"{what} = {token!r}; expected a token id") from None
+        if not 0 <= value < self._config.vocab_size:
+            raise InputError(
+                f"{what} = {value}; expected a token id 0..{self._config.vocab_size - 1}"
+            )
+        return value
+
     def _token_ids(self, what: str, tokens: Sequence[int]) -> np.ndarray:
-        ids = np.asarray(tokens)
+        ids = _array(what, tokens)
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise InputError(
                 f"{what} are {ids.dtype} {list(ids.shape)}; expected integers [n], n >= 1"
@@ -247,8 +259,15 @@ class ReferenceSession:
                 )
 
 
+def _array(what: str, values: object) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InputError(f"{what} are ragged; expected an array") from None
+
+
 def _checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
-    where = np.asarray(positions)
+    where = _array("positions", positions)
     if where.shape != (n,) or where.dtype.kind not in "iu":
         raise InputError(
             f"positions are {where.dtype} {list(where.shape)}; expected integers [{n}]"
@@ -260,7 +279,7 @@ def _checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
 
 
 def _checked_mask(mask: np.ndarray, n: int, committed_len: int) -> np.ndarray:
-    seen = np.asarray(mask)
+    seen = _array("mask", mask)
     if seen.shape != (n, committed_len + n) or seen.dtype != np.bool_:
         raise InputError(
             f"mask is {seen.dtype} {list(seen.shape)}; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdtr.contract import ModelConfig, check_tensors, has_stacked_experts
+from kdtr.contract import CheckpointError, ModelConfig, check_tensors, has_stacked_experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +90,17 @@ class _Reader:
         self._stacked = has_stacked_experts(tensors)
 
     def array(self, name: str) -> np.ndarray:
-        return np.ascontiguousarray(self._tensors[name], dtype=np.float64)
+        stored = np.asarray(self._tensors[name])
+        if stored.dtype.kind != "f" and stored.dtype.name != "bfloat16":
+            raise CheckpointError(f"{name} is {stored.dtype}; expected floating-point numbers")
+        array = np.ascontiguousarray(stored, dtype=np.float64)
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            index = bad[0].tolist()
+            raise CheckpointError(
+                f"{name}{index} = {array[tuple(index)]}, one of {len(bad)}; expected finite numbers"
+            )
+        return array
 
     def linear(self, name: str) -> np.ndarray:
         """A linear weight, [out, in] in the file, as [in, out]."""

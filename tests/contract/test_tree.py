@@ -75,12 +75,12 @@ TREE_REFUSALS = {
     "real tokens": (
         (7.0, 3),
         (-1, 0),
-        "tokens = (7.0, 3); expected a sequence of integers",
+        "tokens = (7.0, 3); expected integers",
     ),
     "real parents": (
         (7, 3),
         (-1, "0"),
-        "parents = (-1, '0'); expected a sequence of integers",
+        "parents = (-1, '0'); expected integers",
     ),
     "no sequence": (7, (-1,), "tokens = 7; expected a sequence of integers"),
     "no parents": ((7,), None, "parents = None; expected a sequence of integers"),
@@ -162,7 +162,7 @@ ACCEPTANCE_REFUSALS = {
         "path[2] = 1 after path[1] = 3; expected node ids that strictly increase",
     ),
     "a bonus below 0": ((0,), -1, "bonus = -1; expected a token id >= 0"),
-    "a real path": ((0, 1.0), 1, "path = (0, 1.0); expected a sequence of integers"),
+    "a real path": ((0, 1.0), 1, "path = (0, 1.0); expected integers"),
 }
 
 
@@ -193,7 +193,7 @@ LIMIT_REFUSALS = {
     ),
     "real stop tokens": (
         {"stop_tokens": (2.0,)},
-        "stop_tokens = (2.0,); expected a sequence of integers",
+        "stop_tokens = (2.0,); expected integers",
     ),
     "none at all": ({"max_emitted": 0}, "max_emitted = 0; expected at least 1, or None"),
     "below none": ({"max_emitted": -3}, "max_emitted = -3; expected at least 1, or None"),

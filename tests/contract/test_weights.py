@@ -10,7 +10,7 @@ from kdtr.contract import (
     tensor_shapes,
 )
 
-# No two letters alike: w 11, m 12, h 3, q_lora 7, c 9, d 4, r 2, v 5, i 13, e 4 x 6.
+# No two letters alike: w 11, m 12, h 3, q_lora 7, c 9, d 4, r 2, v 5, i 13, e 4 x 8.
 CONFIG = ModelConfig.tiny().replace(
     vocab_size=11,
     hidden_size=12,
@@ -22,9 +22,9 @@ CONFIG = ModelConfig.tiny().replace(
     qk_rope_head_dim=2,
     v_head_dim=5,
     intermediate_size=13,
-    moe_intermediate_size=6,
+    moe_intermediate_size=8,
     n_routed_experts=4,
-    n_shared_experts=2,
+    n_shared_experts=3,
     num_experts_per_tok=2,
 )
 ATTENTION = {
@@ -47,13 +47,13 @@ ROUTER = {"mlp.gate.weight": (4, 12), "mlp.gate.e_score_correction_bias": (4,)}
 EXPERTS = {
     f"mlp.experts.{e}.{name}.weight": shape
     for e in range(4)
-    for name, shape in (("gate_proj", (6, 12)), ("up_proj", (6, 12)), ("down_proj", (12, 6)))
+    for name, shape in (("gate_proj", (8, 12)), ("up_proj", (8, 12)), ("down_proj", (12, 8)))
 }
-STACKED = {"mlp.experts.gate_up_proj": (4, 12, 12), "mlp.experts.down_proj": (4, 12, 6)}
+STACKED = {"mlp.experts.gate_up_proj": (4, 16, 12), "mlp.experts.down_proj": (4, 12, 8)}
 SHARED = {
-    "mlp.shared_experts.gate_proj.weight": (12, 12),
-    "mlp.shared_experts.up_proj.weight": (12, 12),
-    "mlp.shared_experts.down_proj.weight": (12, 12),
+    "mlp.shared_experts.gate_proj.weight": (24, 12),
+    "mlp.shared_experts.up_proj.weight": (24, 12),
+    "mlp.shared_experts.down_proj.weight": (12, 24),
 }
 
 
@@ -177,6 +177,6 @@ def test_a_spelling_that_changes_between_layers_is_named():
         check_tensors(config, mixed)
 
     text = str(refusal.value)
-    missing = "2 missing: model.layers.0.mlp.experts.gate_up_proj [4, 12, 12], "
+    missing = "2 missing: model.layers.0.mlp.experts.gate_up_proj [4, 16, 12], "
     assert missing in text
-    assert "12 extra: model.layers.0.mlp.experts.0.gate_proj.weight [6, 12]" in text
+    assert "12 extra: model.layers.0.mlp.experts.0.gate_proj.weight [8, 12]" in text

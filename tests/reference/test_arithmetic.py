@@ -208,7 +208,7 @@ YARN = Yarn(factor=40.0, original_max_position_embeddings=32)
 
 
 def exact_frequencies(config):
-    """Straight from arXiv 2309.00071 and the released code, in 50 digits."""
+    """From arXiv 2309.00071; low is clamped from below and high from above, as in HF's code."""
     r, theta, yarn = config.qk_rope_head_dim, mpmath.mpf(config.rope_theta), config.yarn
     plain = [theta ** (-mpmath.mpf(2 * i) / r) for i in range(r // 2)]
     if yarn is None:
@@ -248,12 +248,22 @@ ROPES = {
             factor=32.0, original_max_position_embeddings=4096, beta_fast=1.0, beta_slow=1.0
         ),
     },
-    "yarn, both ends below 0": {
+    "yarn, ends within the pairs and behind them": {
+        "theta": 1e4,
+        "r": 8,
+        "yarn": Yarn(factor=8.0, original_max_position_embeddings=10**6, beta_fast=2e3),
+    },
+    "yarn, an end behind the last dimension": {
+        "theta": 1e4,
+        "r": 8,
+        "yarn": Yarn(factor=8.0, original_max_position_embeddings=10**8, beta_fast=2e5),
+    },
+    "yarn, both ends at 0": {
         "theta": 1e4,
         "r": 8,
         "yarn": Yarn(factor=3.0, original_max_position_embeddings=6, beta_slow=1.0),
     },
-    "yarn, beyond the last pair": {
+    "yarn, both ends behind the last dimension": {  # the ramp falls: all scaled, as in HF's code
         "theta": 1.5,
         "r": 8,
         "yarn": Yarn(factor=8.0, original_max_position_embeddings=10**6),

@@ -184,15 +184,13 @@ def test_a_first_row_without_a_finite_logit_gives_the_root_alone():
 
 
 def test_probabilities_are_over_the_full_row():
-    """A flat row of 100 halves nothing: over its top 3 alone it would rank above the other."""
-    flat = np.zeros(100)
-    peaked = np.full(100, -np.inf)
-    peaked[:2] = 0.0
+    """Over the top 3 alone, a token of the flat row would count 1/3 and precede the 1/10."""
+    flat, peaked = np.zeros(100), np.full(100, -np.inf)
+    peaked[[4, 7]] = np.log([0.9, 0.1])
 
     tree = build_tree(np.stack([peaked, flat]), 3)
 
-    # 1/2, 1/2, then 1/200: both of the first row before any of the second
-    assert (0, 1, 1, 2) == depths(tree)
+    assert DraftTree(tokens=(0, 4, 7, 0), parents=(-1, 0, 0, 1)) == tree
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, np.uint16])
@@ -222,7 +220,7 @@ def test_ranking_keeps_k_and_gives_ties_to_the_lowest_id():
 
 
 REFUSALS = {
-    "budget": ((np.zeros((2, 3)), -1), "budget = -1; expected at least 0"),
+    "budget": ((np.zeros((2, 3)), -1), "budget = -1; expected an integer of at least 0"),
     "nan": (
         (np.array([[0.0, 1.0], [np.nan, 0.0]]), 3),
         "draft_logits[1, 0] = nan; expected a finite number or -inf",

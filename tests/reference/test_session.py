@@ -514,9 +514,14 @@ def test_every_verb_is_legal_up_to_the_last_slot(model):
 def test_a_prompt_may_fill_the_session(model):
     session = begun(model, max_len=len(PROMPT))
 
-    assert len(PROMPT) == session.committed_len
-    with pytest.raises(CacheError):
+    with pytest.raises(CacheError) as refusal:
         session.decode()
+    expected = (
+        "a forward of 1 rows at committed_len 7 needs 8 slots, the session has 7; "
+        "open it with max_len >= 8"
+    )
+    assert expected == str(refusal.value)
+    assert len(PROMPT) == session.committed_len
 
 
 # Refusals: (verb, error, text). The session holds PROMPT and a pending verify, and has 15 slots.
@@ -533,17 +538,17 @@ REFUSALS = {
     "set_root above": (
         lambda s: s.set_root(23),
         InputError,
-        "root[0] = 23; expected a token id 0..22",
+        "root = 23; expected a token id 0..22",
     ),
     "set_root below": (
         lambda s: s.set_root(-1),
         InputError,
-        "root[0] = -1; expected a token id 0..22",
+        "root = -1; expected a token id 0..22",
     ),
     "set_root real": (
         lambda s: s.set_root(1.0),
         InputError,
-        f"root are float64 [1]; {NO_ROWS}",
+        "root = 1.0; expected a token id",
     ),
     "prefill nothing": (
         lambda s: s.prefill([]),
@@ -635,7 +640,7 @@ REFUSALS = {
     "build budget": (
         lambda s: s.build(np.zeros((2, 23)), -1),
         InputError,
-        "budget = -1; expected at least 0",
+        "budget = -1; expected an integer of at least 0",
     ),
     "verify another root": (
         lambda s: s.verify(branches((s.root + 1) % 23)),
@@ -705,7 +710,7 @@ REFUSALS = {
     "commit bonus above": (
         lambda s: s.commit(Acceptance(path=(0,), bonus=23)),
         InputError,
-        "bonus[0] = 23; expected a token id 0..22",
+        "bonus = 23; expected a token id 0..22",
     ),
 }
 
@@ -788,6 +793,24 @@ def test_a_forward_replaces_the_pending_verify(model):
 
     assert UNVERIFIED == str(refusal.value)
     assert [*PROMPT, 1] == session.snapshot().tokens.tolist()
+
+
+def test_a_forward_that_dies_half_way_leaves_nothing_to_commit(model):
+    """Its rows have replaced those of the verify before: committing either would be wrong."""
+    session = begun(model)
+    session.verify(fits(session))
+    held = state(session)
+
+    def interrupt(stage, layer, _):
+        if (stage, layer) == ("hidden", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.verify(branches(session.root), trace=interrupt)
+    with pytest.raises(SessionError):
+        session.commit(FIRST)
+
+    assert held == state(session)
 
 
 @pytest.mark.parametrize(
