@@ -77,6 +77,8 @@ FAST: Arithmetic = _Fast()
 def contract_sum(spec: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Multiply and sum over the one letter that is in both operands and not in the result.
 
+    In the operands' own precision: float64 but for emulated.py.
+
     >>> contract_sum("nm,mo->no", np.array([[1.0, 2.0]]), np.array([[3.0], [5.0]]))
     array([[13.]])
     """
@@ -84,7 +86,7 @@ def contract_sum(spec: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     x = _laid_out(x, left, summed + out)  # [summed, *out], 1 where the letter is absent
     y = _laid_out(y, right, summed + out)
     shape = np.broadcast_shapes(x.shape, y.shape)
-    result = np.empty(shape[1:])
+    result = np.empty(shape[1:], dtype=np.result_type(x, y))
     rows, columns = _blocks(shape)
     for i in range(0, shape[1], rows):
         for j in range(0, shape[-1], columns):

@@ -89,7 +89,7 @@ class ReferenceEngine:
                 **stored,
                 accumulation=accumulation,
                 deterministic=True,
-                batch_invariant=self._arithmetic is FIXED,
+                batch_invariant=self._arithmetic is not FAST,
             ),
             verbs=frozenset(VERBS) - {"verify_batch", "commit_batch"},
             stages=TRACED,

@@ -49,9 +49,9 @@ def test_a_session_of_the_least_and_of_the_most_slots_opens(max_len, model):
     [
         ("fixed", "float64", "float64", True),
         ("fast", "float64", "float64", False),
-        ("float32", "float32", "float32", False),
-        ("bfloat16", "bfloat16", "float32", False),
-        ("float16", "float16", "float32", False),
+        ("float32", "float32", "float32", True),
+        ("bfloat16", "bfloat16", "float32", True),
+        ("float16", "float16", "float32", True),
     ],
 )
 @pytest.mark.parametrize("cache", ["append", "scratch"])
