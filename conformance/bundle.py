@@ -62,13 +62,14 @@ class GoldenBundle:
                 f"{path}: kind = {metadata.get('kind')!r}; expected a golden bundle, as "
                 "`kdtr golden` writes it"
             )
-        found = metadata.get("versions", {}).get("rules")
+        versions, model = metadata.get("versions"), metadata.get("model")
+        found = versions.get("rules") if isinstance(versions, dict) else None
         if found != rules_version():
             raise BundleError(
                 f"{path}: recorded under rules version {found}, this kdtr has "
                 f"{rules_version()}; record it again with `kdtr golden`"
             )
-        self.model_name = str(metadata.get("model", {}).get("name", "unnamed"))
+        self.model_name = str(model.get("name") if isinstance(model, dict) else "unnamed")
         try:
             self.config, self.weights = read_model(bundle.view("config/", "weights/"))
             self.cases = tuple(
@@ -120,8 +121,9 @@ def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseI
 
     def round_input(i: int) -> RoundInput:
         at = f"round{i}/"
+        tokens, parents = integers(at + "tokens"), integers(at + "parents")
         try:
-            tree = DraftTree(integers(at + "tokens"), integers(at + "parents"))
+            tree = DraftTree(tokens, parents)
         except KdtrError as error:
             raise BundleError(f"{path}: {prefix}{at}: {error}") from error
         logits = tensors.get(prefix + at + "draft_logits")

@@ -36,6 +36,10 @@ class Drafted:
     budget: int
 
 
+# How much of the truth a case records.
+STAGES = "stages"  # every stage, float64
+DECISIONS = "decisions"  # integers, and the numbers that decide: logits and router scores
+
 RoundPlan = Planted | Drafted | DraftTree
 
 
@@ -48,6 +52,7 @@ class CasePlan:
     rules   the rules it is there to hold
     chunks  the prompt, in the pieces in which it is prefilled
     root    a root to set instead of a prompt, for a cache that starts empty; None with a prompt
+    level   how much of the truth is recorded
     """
 
     alias: str
@@ -56,6 +61,7 @@ class CasePlan:
     rounds: tuple[RoundPlan, ...]
     chunks: tuple[tuple[int, ...], ...] = ()
     root: int | None = None
+    level: str = STAGES
 
     def __post_init__(self) -> None:
         if not self.alias or not all(c.isalnum() or c == "-" for c in self.alias):

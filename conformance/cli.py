@@ -28,7 +28,7 @@ PASSED, FAILED, REFUSED = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(_trees_joined(sys.argv[1:] if argv is None else argv))
     try:
         return int(args.command(args))
     except KdtrError as error:
@@ -37,6 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kdtr: interrupted", file=sys.stderr)
         return 130
+
+
+def _trees_joined(argv: Sequence[str]) -> list[str]:
+    """`--tree -1,0` as one word: argparse would take -1,0 for an option."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--tree":
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +92,8 @@ def _parser() -> argparse.ArgumentParser:
 def _gate(args: argparse.Namespace) -> int:
     options = dict(_option(text) for text in args.engine_option)
     engine = load_engine(args.engine, options)
-    console = Console(highlight=False)
+    info = engine.info
+    console = _console()
     start = time.perf_counter()
     with _Progress() as progress:
         result = run_gate(
@@ -92,7 +104,7 @@ def _gate(args: argparse.Namespace) -> int:
             selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
             progress=progress.show,
         )
-    print_report(console, engine.info, result, time.perf_counter() - start)
+    print_report(console, info, result, time.perf_counter() - start)
     return PASSED if result.passed else FAILED
 
 
@@ -115,11 +127,16 @@ def _option(text: str) -> tuple[str, Any]:
         return key, value
 
 
+def _console(*, stderr: bool = False) -> Console:
+    """Texts are shown as they are: an engine's name may hold [ or :smile:."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
 class _Progress:
     """What is under way, on a terminal's standard error; silent elsewhere."""
 
     def __init__(self) -> None:
-        self._status = Console(stderr=True).status("")
+        self._status = _console(stderr=True).status("")
 
     def show(self, text: str) -> None:
         self._status.update(text)

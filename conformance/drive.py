@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.conformance.observe import Observation, unchanged_rows
+from kdtr.conformance.observe import Observation, host_cache, unchanged_rows
 from kdtr.contract import (
     Acceptance,
     EngineError,
@@ -83,7 +83,17 @@ class Driver:
 def _prefill(driver: Driver, tokens: tuple[int, ...], _: Pin, seen: Observation) -> None:
     root = driver.session.prefill(list(tokens), **driver.tracing(seen))
     driver.look(seen)
+    kept = seen.arrays["root", None]
     seen.put_token("root", "prefill()", root)
+    if kept != seen.arrays["root", None]:
+        raise EngineError(f"prefill() returned {root}, the session's root is {kept}; expected one")
+
+
+def _prefill_pinned(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observation) -> None:
+    """The golden root takes the place of the engine's, which may differ by a near tie."""
+    _prefill(driver, tokens, pin, seen)
+    if driver.offers("set_root") and driver.session.root != pin.acceptance.bonus:
+        driver.session.set_root(pin.acceptance.bonus)
 
 
 def _forward_chunk(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observation) -> None:
@@ -95,11 +105,11 @@ def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) ->
     session = driver.session
     if entry.draft_logits is not None and driver.offers("build"):
         seen.put_build(session.build(entry.draft_logits, entry.budget or 0))
-    before = session.snapshot() if driver.offers("snapshot") else None
+    before = host_cache(session.snapshot()) if driver.offers("snapshot") else None
     verified = session.verify(entry.tree, **driver.tracing(seen))
     seen.put_verified(verified, len(entry.tree), driver.config.vocab_size)
     if before is not None:
-        seen.put("untouched", unchanged_rows(before, session.snapshot()))
+        seen.put("untouched", unchanged_rows(before, host_cache(session.snapshot())))
     if driver.offers("accept"):
         seen.put_acceptance("accept()", session.accept(entry.tree))
     session.commit(pin.acceptance)
@@ -154,7 +164,7 @@ MODES: tuple[Mode, ...] = (
         "stepwise",
         frozenset({"prefill", "verify", "commit"}),
         True,
-        _prefill,
+        _prefill_pinned,
         _stepwise,
         partial(_hides, frozenset({"emitted", "moves"})),
     ),

@@ -7,6 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
+from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import TRACED, VERBS, Engine, EngineError, EngineInfo, KdtrError, NumericProfile
 
@@ -24,10 +25,10 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
         engine = factory(**options)
     except KdtrError:
         raise  # the engine's own refusal, for example of an option
-    except Exception as error:
+    except RAISED as error:
         raise EngineError(
             f"engine {name}: the factory, called with {options or 'no options'}, raised "
-            f"{type(error).__name__}: {error}"
+            f"{told(error)}"
         ) from error
     _check_engine(name, engine)
     checked: Engine = engine
@@ -42,10 +43,8 @@ def _factory(name: str) -> Any:
         raise EngineError(f"engine {name!r}; expected package.module:factory")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # an engine's module may raise anything on import
-        raise EngineError(
-            f"engine {name}: importing {module_name} raised {type(error).__name__}: {error}"
-        ) from error
+    except RAISED as error:  # an engine's module may raise anything on import
+        raise EngineError(f"engine {name}: importing {module_name} raised {told(error)}") from error
     if not hasattr(module, attribute):
         raise EngineError(f"engine {name}: module {module_name} has no {attribute}")
     factory = getattr(module, attribute)
@@ -67,9 +66,9 @@ def _entry_point(name: str) -> Any:
         )
     try:
         return found[name].load()
-    except Exception as error:
+    except RAISED as error:
         raise EngineError(
-            f"engine {name}: loading {found[name].value} raised {type(error).__name__}: {error}"
+            f"engine {name}: loading {found[name].value} raised {told(error)}"
         ) from error
 
 
@@ -81,15 +80,19 @@ def _check_engine(name: str, engine: Any) -> None:
         )
     try:
         info = engine.info
-    except Exception as error:
-        raise EngineError(f"engine {name}: info raised {type(error).__name__}: {error}") from error
+    except RAISED as error:
+        raise EngineError(f"engine {name}: info raised {told(error)}") from error
     if not isinstance(info, EngineInfo):
         raise EngineError(f"engine {name}: info is a {type(info).__name__}; expected an EngineInfo")
     for what, names, known in (
         ("verbs", info.verbs, frozenset(VERBS)),
         ("stages", info.stages, TRACED),
     ):
-        unknown = sorted(set(names) - known)
+        if not isinstance(names, frozenset | set):
+            raise EngineError(
+                f"engine {name}: info.{what} is a {type(names).__name__}; expected a frozenset"
+            )
+        unknown = sorted(str(one) for one in names - known)
         if unknown:
             raise EngineError(
                 f"engine {name}: info.{what} names {', '.join(unknown)}; expected some of "
@@ -99,9 +102,13 @@ def _check_engine(name: str, engine: Any) -> None:
 
 
 def _check_profile(name: str, profile: NumericProfile) -> None:
+    if not isinstance(profile, NumericProfile):
+        raise EngineError(
+            f"engine {name}: info.profile is a {type(profile).__name__}; expected a NumericProfile"
+        )
     for field in ("weights", "activations", "latents", "scores", "logits", "accumulation"):
         dtype = getattr(profile, field)
-        if dtype not in UNIT_ROUNDOFF:
+        if not isinstance(dtype, str) or dtype not in UNIT_ROUNDOFF:
             raise EngineError(
                 f"engine {name}: profile.{field} = {dtype!r}; expected one of "
                 f"{', '.join(UNIT_ROUNDOFF)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
+from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import CaseError, Engine
 
 Progress = Callable[[str], None]
@@ -88,16 +90,15 @@ def _judge_bundle(
 ) -> None:
     name = str(bundle.path)
     try:
+        info = engine.info
         model = engine.load((bundle.config, bundle.weights))
-    except Exception as error:
-        text = f"load() raised {type(error).__name__}: {error}"
-        place = Place(name, "all", "load", "load")
-        finding = Finding(Verdict.ERROR, place, "load", text)
-        gate.results.append(
-            CaseResult(
-                name, "all", "load", Verdict.ERROR, blocked=len(bundle.cases), findings=[finding]
-            )
-        )
+    except RAISED as error:
+        text = f"load() raised {told(error)}"
+        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
+        return
+    if not callable(getattr(model, "open", None)):
+        text = f"load() returned a {type(model).__name__} without open(); expected a model"
+        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
         return
     for case in bundle.cases:
         if selection.cases and not selection.cases & {case.inputs.alias, case.inputs.case_id}:
@@ -107,9 +108,17 @@ def _judge_bundle(
                 continue
             progress(f"{case.inputs.alias} / {mode.name}")
             gate.results.append(
-                judge_case(name, model, engine.info, bundle.config, case, mode, selection.until)
+                judge_case(name, model, info, bundle.config, case, mode, selection.until)
             )
-    model.close()
+    try:
+        model.close()
+    except RAISED as error:
+        gate.results.append(_model_error(name, "close", f"close() raised {told(error)}"))
+
+
+def _model_error(bundle: str, verb: str, text: str, *, blocked: int = 0) -> CaseResult:
+    finding = Finding(Verdict.ERROR, Place(bundle, "all", verb, verb), verb, text)
+    return CaseResult(bundle, "all", verb, Verdict.ERROR, blocked=blocked, findings=[finding])
 
 
 def _modes(selection: Selection) -> list[Mode]:
@@ -135,9 +144,19 @@ def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> N
 def _reproduce(place: Place, engine_name: str, options: Mapping[str, Any]) -> str:
     words = ["kdtr", "gate", place.bundle, "--engine", engine_name]
     for key, value in options.items():
-        words += ["--engine-option", f"{key}={value}"]
+        words += ["--engine-option", f"{key}={_option_value(value)}"]
     if place.case != "all":
         words += ["--case", place.case, "--mode", place.mode]
         if place.point not in ("open", "close"):
             words += ["--until", place.point]
     return shlex.join(words)
+
+
+def _option_value(value: Any) -> str:
+    """As `--engine-option` reads it back: a text that looks like a literal needs its quotes."""
+    if isinstance(value, str):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    return repr(value)

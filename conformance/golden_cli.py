@@ -157,5 +157,8 @@ def _round(entry: Any) -> RoundPlan:
     if "tokens" in entry and set(entry) == {"parents", "tokens"}:
         return DraftTree(tuple(entry["tokens"]), tuple(entry["parents"]))
     if set(entry) <= {"parents", "path"}:
-        return Planted(tuple(entry["parents"]), tuple(entry.get("path", (0,))))
+        parents, path = tuple(entry["parents"]), tuple(entry.get("path", (0,)))
+        if not all(type(node) is int for node in (*parents, *path)):
+            raise CaseError(f"round {entry!r}; expected parents and path of integers")
+        return Planted(parents, path)
     raise CaseError(f"round with {sorted(entry)}; expected parents with path or tokens")

@@ -19,6 +19,8 @@ def planted_tree(where: str, plan: Planted, ahead: Sequence[int], vocab_size: in
     token id come up first, because engines treat them as padding.
     """
     path = plan.path
+    if not path:
+        raise CaseError(f"{where}: the path is empty; expected at least the root, node 0")
     try:
         shape = DraftTree(tuple(range(len(plan.parents))), plan.parents)
     except KdtrError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from kdtr.conformance.drive import Driver, Mode, Pin
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.near_tie import near_tie
 from kdtr.conformance.observe import Observation
+from kdtr.conformance.raised import RAISED, origin, shortened, told
 from kdtr.conformance.tolerance import row_bound
 from kdtr.contract import (
     Acceptance,
@@ -62,7 +61,7 @@ def judge_case(
     judge = _CaseJudge(result, info, config, case, mode)
     try:
         session = model.open(max_len=case.inputs.max_len)
-    except Exception as error:
+    except RAISED as error:
         judge.report_error("open", "open", error)
         result.blocked = len(points)
         return result
@@ -76,7 +75,7 @@ def judge_case(
             if not goes_on:
                 result.blocked = len(points) - number - 1
                 break
-    except Exception as error:
+    except RAISED as error:
         judge.report_error("open", "set_root", error)
         result.blocked = len(points)
     finally:
@@ -102,11 +101,11 @@ class _CaseJudge:
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
         expectation = self._case.expectation(point)
-        seen = Observation()
-        error: Exception | None = None
+        seen = Observation(self._config.num_hidden_layers)
+        error: BaseException | None = None
         try:
             self._drive(driver, point, expectation, seen)
-        except Exception as raised:  # an engine may raise anything
+        except RAISED as raised:  # an engine may raise anything
             error = raised
         # What was shown before the error is judged first: it may name the cause.
         goes_on = self._compare(point, expectation, seen, complete=error is None)
@@ -118,11 +117,12 @@ class _CaseJudge:
             return False
         return True
 
-    def report_error(self, point: str, stage: str, error: Exception) -> None:
-        if isinstance(error, EngineError):
-            summary = str(error)
+    def report_error(self, point: str, stage: str, error: BaseException) -> None:
+        place = origin(error)
+        if isinstance(error, EngineError) and not place:  # the judge's own word on an answer
+            summary = shortened(str(error))
         else:
-            summary = f"the engine raised {type(error).__name__}: {error}{_origin(error)}"
+            summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
         self._add(Finding(Verdict.ERROR, self._place(point), stage, summary))
 
     def _drive(
@@ -150,7 +150,15 @@ class _CaseJudge:
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue
-            finding = self._compare_stage(point, expectation, stage, layer, expected, actual)
+            finding = self._compare_stage(
+                point,
+                expectation,
+                stage,
+                layer,
+                expected,
+                actual,
+                seen.arrays.get(("logits", None)),
+            )
             if finding is None:
                 continue
             self._add(finding)
@@ -159,7 +167,7 @@ class _CaseJudge:
             if stage.source is Source.LAYER:  # other experts: all that follows may differ
                 return False
             hidden_by_tie.add(Source.WALK)
-            if not self._mode.pinned:
+            if not self._pins(point):
                 return False
         return True
 
@@ -171,6 +179,7 @@ class _CaseJudge:
         layer: int | None,
         expected: np.ndarray,
         actual: np.ndarray,
+        logits: np.ndarray | None,
     ) -> Finding | None:
         malformed = compare_form(stage, expected, actual)
         if malformed is not None:
@@ -190,13 +199,20 @@ class _CaseJudge:
         where = coordinates(stage, layer, difference.index, nodes)
         finding = self._finding(point, stage, difference, where)
         tie = near_tie(
-            expectation, stage, layer, expected, actual, self._config, self._info.profile
+            expectation, stage, layer, expected, actual, self._config, self._info.profile, logits
         )
         return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
 
+    def _pins(self, point: str) -> bool:
+        """Whether the session holds golden history after this point, whatever it decided."""
+        by_prefill = point.startswith("chunk") and "prefill" in self._mode.verbs
+        return self._mode.pinned and (not by_prefill or "set_root" in self._info.verbs)
+
     def _unshown(self, point: str, stage: Stage, layer: int | None) -> bool:
         """Note a stage that was not shown; whether that is honest."""
-        traced = stage.source in (Source.FORWARD, Source.LAYER)
+        traced = stage.source in (Source.FORWARD, Source.LAYER) or (
+            stage.source is Source.WALK and not self._mode.pinned
+        )
         if traced and stage.name in self._info.stages:
             where = "" if layer is None else f" of layer {layer}"
             text = f"the engine declares the stage {stage.name}, but did not show it{where}"
@@ -252,14 +268,8 @@ def _pin(expectation: Expectation, *, is_chunk: bool) -> Pin:
     return Pin(Acceptance(nodes, int(root)), positions, mask)
 
 
-def _origin(error: BaseException) -> str:
-    """at file:line of the innermost frame, which is the engine's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-
-
 def _close(session: object, judge: _CaseJudge) -> None:
     try:
         session.close()  # type: ignore[attr-defined]
-    except Exception as error:
+    except RAISED as error:
         judge.report_error("close", "close", error)

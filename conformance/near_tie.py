@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
-from kdtr.conformance.tolerance import row_bound
+from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound
 from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
 
 
@@ -17,15 +17,18 @@ def near_tie(
     actual: np.ndarray,
     config: ModelConfig,
     profile: NumericProfile,
+    logits: np.ndarray | None = None,
 ) -> str | None:
     """NUM-2: why a decision that differs is no failure, or None when it is one.
 
-    Every row that differs must be thinner than the bounds allow to tell apart.
+    logits [n, w]: the engine's own, where it shows them
+    Every row that differs must be thinner than the bounds allow to tell apart. A token that is
+    not the engine's own top one is no tie but a wrong argmax (ACC-1).
     """
     if stage.name == "targets":
-        return _token_tie(expectation, expected, actual, config, profile)
+        return _token_tie(expectation, expected, actual, config, profile, logits)
     if stage.name in ("root", "bonus") and expected.ndim == 0:
-        return _last_token_tie(expectation, expected, actual, config, profile)
+        return _last_token_tie(expectation, expected, actual, config, profile, logits)
     if stage.name == "expert_ids":
         assert layer is not None
         scores = expectation.get("router_scores", layer)
@@ -46,6 +49,7 @@ def _token_tie(
     actual: np.ndarray,
     config: ModelConfig,
     profile: NumericProfile,
+    own: np.ndarray | None,
 ) -> str | None:
     logits = expectation.get("logits")
     assert logits is not None
@@ -57,6 +61,8 @@ def _token_tie(
     gap = logits[rows, expected[rows]] - logits[rows, actual[rows]]
     if (gap > allowed[rows]).any():
         return None
+    if own is not None and not _is_top(own[rows].astype(np.float64), actual[rows], profile).all():
+        return None
     return f"the logits of row {rows[0]} differ by {gap[0]:.2g}, less than {allowed[rows[0]]:.2g}"
 
 
@@ -66,6 +72,7 @@ def _last_token_tie(
     actual: np.ndarray,
     config: ModelConfig,
     profile: NumericProfile,
+    own: np.ndarray | None,
 ) -> str | None:
     """The root after a prefill, the bonus of a decode: the target of one known row."""
     path = expectation.get("path")
@@ -76,4 +83,15 @@ def _last_token_tie(
     one[row] = expected
     other = one.copy()
     other[row] = actual
-    return _token_tie(expectation, one, other, config, profile)
+    return _token_tie(expectation, one, other, config, profile, own)
+
+
+def _is_top(own: np.ndarray, tokens: np.ndarray, profile: NumericProfile) -> np.ndarray:
+    """own [n, w], tokens [n] -> whether each is the argmax of its row, the lowest id (ACC-1).
+
+    Logits stored more coarsely than they were summed tie where the engine saw no tie: then any
+    top id will do.
+    """
+    if UNIT_ROUNDOFF[profile.logits] > UNIT_ROUNDOFF[profile.accumulation]:
+        return own[np.arange(len(own)), tokens] == own.max(axis=-1)
+    return own.argmax(axis=-1) == tokens

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from kdtr.contract import (
+    STAGE,
     TRACED,
     Acceptance,
     Array,
     DraftTree,
     EngineError,
     LogicalCache,
+    Source,
     Verified,
 )
 
@@ -28,7 +30,8 @@ class Observation:
     does not interrupt the engine; one in an answer is raised as EngineError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_layers: int) -> None:
+        self._n_layers = n_layers
         self.arrays: dict[Key, np.ndarray] = {}
         self.fault: EngineError | None = None
 
@@ -38,6 +41,10 @@ class Observation:
                 raise EngineError(
                     f"trace of {stage!r}; expected one of {', '.join(sorted(TRACED))}"
                 )
+            per_layer = STAGE[stage].source is Source.LAYER
+            if layer not in (range(self._n_layers) if per_layer else (None,)):
+                wanted = f"0..{self._n_layers - 1}" if per_layer else "None"
+                raise EngineError(f"trace of {stage} at layer {layer!r}; expected {wanted}")
             self.arrays[stage, layer] = host_copy(f"trace of {stage}", array)
         except EngineError as error:
             self.fault = self.fault or error
@@ -79,19 +86,19 @@ class Observation:
         self.put("bonus", acceptance.bonus)
 
     def put_emitted(self, emitted: Any) -> None:
-        self.put("emitted", _integers("round() emitted", emitted))
+        values = _integers("round() emitted", emitted)
+        self.put("emitted", values if values else np.empty(0, np.int64))
 
     def put_token(self, stage: str, verb: str, token: Any) -> None:
         try:
-            self.put(stage, index(token))
+            self.put(stage, _index(token))
         except TypeError:
-            raise EngineError(f"{verb} returned {_kind(token)}; expected a token id") from None
+            raise EngineError(f"{verb} returned {_kind(token)}; expected an integer") from None
 
     def put_cache(self, cache: Any) -> None:
-        if not isinstance(cache, LogicalCache):
-            raise EngineError(f"snapshot() returned {_kind(cache)}; expected a LogicalCache")
+        copy = host_cache(cache)
         for name in ("tokens", "positions", "c_kv", "k_pe"):
-            self.put(f"cache_{name}", host_copy(f"snapshot() {name}", getattr(cache, name)))
+            self.put(f"cache_{name}", getattr(copy, name))
 
     def sort_experts(self) -> None:
         """An engine may choose experts in any order: both stages are put in ascending id."""
@@ -105,8 +112,25 @@ class Observation:
                 self.arrays["expert_weights", layer] = np.take_along_axis(weights, order, axis=1)
 
 
+def host_cache(cache: Any) -> LogicalCache:
+    """A copy of a snapshot: one that still points into the engine would change with it."""
+    if not isinstance(cache, LogicalCache):
+        raise EngineError(f"snapshot() returned {_kind(cache)}; expected a LogicalCache")
+    names = ("tokens", "positions", "c_kv", "k_pe")
+    return LogicalCache(*(host_copy(f"snapshot() {n}", getattr(cache, n)) for n in names))
+
+
 def unchanged_rows(before: LogicalCache, after: LogicalCache) -> np.ndarray:
     """Per committed slot, whether every bit of its row is as it was (SLOT-2): [t] bool."""
+    for name in ("tokens", "positions", "c_kv", "k_pe"):
+        old, new = getattr(before, name), getattr(after, name)
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise EngineError(
+                f"snapshot() {name} was {old.dtype} {list(old.shape)} before verify() and is "
+                f"{new.dtype} {list(new.shape)} after it; expected the same rows"
+            )
+    if before.tokens.ndim != 1 or before.c_kv.ndim != 3 or before.k_pe.ndim != 3:
+        raise EngineError("snapshot() has the wrong axes; expected [t], [t], [l, t, c], [l, t, r]")
     same = np.equal(before.tokens, after.tokens) & np.equal(before.positions, after.positions)
     for old, new in ((before.c_kv, after.c_kv), (before.k_pe, after.k_pe)):
         old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
@@ -128,9 +152,16 @@ def host_copy(what: str, array: Array) -> np.ndarray:
 
 def _integers(what: str, values: Sequence[Any]) -> tuple[int, ...]:
     try:
-        return tuple(index(value) for value in values)
+        return tuple(_index(value) for value in values)
     except TypeError:
         raise EngineError(f"{what} are {values!r}; expected integers") from None
+
+
+def _index(value: Any) -> int:
+    """A token, a length, a target; Python would take a bool for one, the judge does not."""
+    if isinstance(value, bool):
+        raise TypeError
+    return index(value)
 
 
 def _kind(value: Any) -> str:

@@ -7,8 +7,10 @@ numbers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import frexp
 
+import ml_dtypes
 import numpy as np
 
 from kdtr.contract import ModelConfig, tensor_shapes
@@ -43,6 +45,44 @@ def hash_below(seed: int, stream: str, n: int, bound: int) -> np.ndarray:
 def seed_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
     """Every tensor of a checkpoint with this configuration, float32, on the code grid."""
     return {name: _tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class SeedModel:
+    """A generated model: a configuration, a seed, and what is bent on purpose.
+
+    bias             added to every correction bias: strongly negative ones tell -inf from 0
+    twins            pairs of tokens (kept, copied) with equal rows in the head: exact ties
+    flat_router      the router of every layer is zero and so is its bias: ties of experts
+    negative_logits  a feature that every token has pulls all logits below zero
+    """
+
+    name: str
+    config: ModelConfig
+    seed: int
+    bias: float = 0.0
+    twins: tuple[tuple[int, int], ...] = ()
+    flat_router: bool = False
+    negative_logits: bool = False
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The checkpoint in bfloat16, which holds it exactly."""
+        tensors = seed_tensors(self.config, self.seed)
+        for name in tensors:
+            if name.endswith("e_score_correction_bias"):
+                tensors[name] += np.float32(self.bias)
+            if self.flat_router and ".mlp.gate." in name:
+                tensors[name] = np.zeros_like(tensors[name])
+        head = tensors["lm_head.weight"]
+        for kept, copied in self.twins:
+            head[copied] = head[kept]
+        if self.negative_logits:
+            tensors["model.embed_tokens.weight"][:, 0] = 4
+            head[:, 0] = -3
+        stored = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+        for name, array in stored.items():
+            assert np.array_equal(array.astype(np.float32), tensors[name]), f"{name} is inexact"
+        return stored
 
 
 def _tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -1,0 +1,202 @@
+"""The forward: a row of a tree is a plain run over its path, whatever else is in the tree."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from kdtr.contract import Acceptance, DraftTree, Session
+from kdtr.property_tests.strategies import (
+    Scene,
+    SmallModel,
+    chunkings,
+    draft_trees,
+    nodes_of,
+    prompts,
+    scenes,
+    small_models,
+    tokens,
+    topological_orders,
+)
+from kdtr.property_tests.subject import Judge, Subject, causal_rows, plain_logits, tree_scene
+from kdtr.property_tests.trees import (
+    chain,
+    path_to,
+    path_tokens,
+    picture,
+    pruned,
+    reordered,
+    siblings_reversed,
+)
+
+
+def verified(session: Session, tree: DraftTree) -> np.ndarray:
+    """Logits [n, w] of a verify under the tree's own root."""
+    session.set_root(tree.tokens[0])
+    return np.array(session.verify(tree).logits)
+
+
+@given(scene=scenes())
+def test_a_row_is_the_plain_run_over_its_path(engine: Subject, scene: Scene) -> None:
+    """FWD-4, POS-1, MASK-1, MASK-2: row i of a verify equals the last row of a plain causal run,
+    from an empty cache, over the committed tokens and path(i)."""
+    model, tree = scene.model, scene.tree
+
+    rows = verified(engine.committed(model, scene.prompt), tree)
+
+    for i in range(len(tree)):
+        history = [*scene.prompt, *path_tokens(tree, i)]
+        judge = Judge(engine, model, tree_scene(tree, i))
+        plain = plain_logits(engine, model, history)
+        judge.row(f"row {i} (path {path_to(tree, i)})", plain, rows[i], history=history)
+
+
+@given(data=st.data(), model=small_models())
+def test_a_chain_is_causal_verification(
+    engine: Subject, data: st.DataObject, model: SmallModel
+) -> None:
+    """FWD-5, FWD-1: a chain tree gives the rows of the causal forward over the same tokens, and
+    the target of its last row is the root that prefill of these tokens chooses."""
+    vocab_size = model.config.vocab_size
+    prompt = data.draw(prompts(vocab_size), label="prompt")
+    drafted = data.draw(prompts(vocab_size, min_size=1), label="chain")
+    session = engine.committed(model, prompt)
+    causal = causal_rows(session, drafted)
+
+    session.set_root(drafted[0])
+    answer = session.verify(chain(drafted))
+    root = engine.committed(model, prompt).prefill(drafted)
+
+    judge = Judge(engine, model)
+    rows = np.array(answer.logits)
+    for i in range(len(drafted)):
+        judge.row(f"row {i} of the chain", causal[i], rows[i], history=[*prompt, *drafted[: i + 1]])
+    judge.target("root", answer.targets[-1], root, history=[*prompt, *drafted])
+
+
+@given(data=st.data(), model=small_models())
+def test_every_chunking_of_a_prompt_is_the_same_prefill(
+    engine: Subject, data: st.DataObject, model: SmallModel
+) -> None:
+    """FWD-1, FWD-6, LOSSLESS: prefill in chunks of any size gives the cache, the root and the
+    later rows of prefill in one piece, and L grows by each chunk."""
+    vocab_size = model.config.vocab_size
+    prompt = data.draw(prompts(vocab_size, min_size=1, max_size=9), label="prompt")
+    chunks = data.draw(chunkings(prompt), label="chunks")
+    tree = data.draw(draft_trees(vocab_size, max_nodes=4), label="tree")
+    whole, pieces = engine.open(model), engine.open(model)
+    root = whole.prefill(prompt)
+
+    lengths, roots = [0], []
+    for chunk in chunks:
+        roots.append(pieces.prefill(chunk))
+        lengths.append(pieces.committed_len)
+
+    judge = Judge(engine, model)
+    judge.same("growth of L", [len(c) for c in chunks], [b - a for a, b in pairwise(lengths)])
+    judge.same("root of the session", roots[-1], pieces.root)
+    judge.target("root", root, roots[-1], history=prompt)
+    judge.cache("cache in chunks", whole.snapshot(), pieces.snapshot())
+    judge.numbers(
+        "rows behind the chunks",
+        "logits",
+        verified(whole, tree),
+        verified(pieces, tree),
+        histories=[[*prompt, *path_tokens(tree, i)] for i in range(len(tree))],
+    )
+
+
+@given(data=st.data(), model=small_models())
+def test_decode_is_a_round_with_budget_0(
+    engine: Subject, data: st.DataObject, model: SmallModel
+) -> None:
+    """FWD-2, TREE-3: decode, a round of the root alone and build with budget 0 followed by the
+    steps of a round give the same token, root and cache; L grows by one."""
+    vocab_size = model.config.vocab_size
+    prompt = data.draw(prompts(vocab_size), label="prompt")
+    root = data.draw(tokens(vocab_size), label="root")
+    decoding, fused, stepwise = (engine.committed(model, prompt) for _ in range(3))
+    for session in (decoding, fused, stepwise):
+        session.set_root(root)
+
+    token = decoding.decode()
+    outcome = fused.round(DraftTree((root,), (-1,)))
+    tree = stepwise.build(np.zeros((2, vocab_size)), 0)
+    answer = stepwise.verify(tree)
+    acceptance = stepwise.accept(tree)
+    stepwise.commit(acceptance)
+
+    judge = Judge(engine, model)
+    judge.same("budget 0", DraftTree((root,), (-1,)), tree)
+    for session in (decoding, fused, stepwise):
+        judge.same("L", len(prompt) + 1, session.committed_len)
+        judge.same("root", token, session.root)
+        judge.cache("cache", decoding.snapshot(), session.snapshot())
+    judge.same("emitted", (token,), outcome.emitted)
+    judge.same("target", (token,), answer.targets)
+    judge.same("acceptance", Acceptance((0,), token), acceptance)
+
+
+def hold_rows(engine: Subject, scene: Scene, order: tuple[int, ...], what: str) -> None:
+    """Row k of the tree made of the nodes `order` equals row order[k] of the whole tree."""
+    model, tree = scene.model, scene.tree
+    other = reordered(tree, order)
+    rows = verified(engine.committed(model, scene.prompt), tree)
+
+    changed = verified(engine.committed(model, scene.prompt), other)
+
+    for k, node in enumerate(order):
+        history = [*scene.prompt, *path_tokens(tree, node)]
+        shown = f"{picture(tree, [node])}\n{what}:\n{picture(other, [k])}"
+        judge = Judge(engine, model, partial(str, shown))
+        judge.row(f"row {node}, {what} row {k}", rows[node], changed[k], history=history)
+
+
+@given(scene=scenes(), data=st.data())
+def test_pruning_a_branch_changes_no_other_row(
+    engine: Subject, scene: Scene, data: st.DataObject
+) -> None:
+    """MASK-2, FWD-4: taking a branch away, or adding it, changes no row outside of it."""
+    assume(len(scene.tree) > 1)
+    cut = data.draw(nodes_of(scene.tree, first=1), label="cut")
+
+    hold_rows(engine, scene, pruned(scene.tree, cut), "pruned")
+
+
+@given(scene=scenes(), data=st.data())
+def test_another_topological_order_permutes_the_rows(
+    engine: Subject, scene: Scene, data: st.DataObject
+) -> None:
+    """TREE-1, MASK-2: the same tree in another topological order gives the same rows in it."""
+    order = data.draw(topological_orders(scene.tree), label="order")
+
+    hold_rows(engine, scene, order, "reordered")
+
+
+@given(scene=scenes())
+def test_the_order_of_siblings_does_not_matter(engine: Subject, scene: Scene) -> None:
+    """TREE-1, MASK-2: siblings last to first, depth first, give the same rows in that order."""
+    hold_rows(engine, scene, siblings_reversed(scene.tree), "with siblings reversed")
+
+
+@given(scene=scenes(max_nodes=6), data=st.data())
+def test_a_verify_that_was_not_committed_is_never_seen(
+    engine: Subject, scene: Scene, data: st.DataObject
+) -> None:
+    """COMMIT-4, MASK-3: rows of an abandoned verify, longer or shorter, change no later row."""
+    model, tree = scene.model, scene.tree
+    abandoned = data.draw(draft_trees(model.config.vocab_size), label="abandoned")
+    fresh, used = engine.committed(model, scene.prompt), engine.committed(model, scene.prompt)
+    rows = verified(fresh, tree)
+
+    verified(used, abandoned)
+    again = verified(used, tree)
+
+    for i in range(len(tree)):
+        history = [*scene.prompt, *path_tokens(tree, i)]
+        judge = Judge(engine, model, tree_scene(tree, i))
+        judge.row(f"row {i} after an abandoned verify", rows[i], again[i], history=history)

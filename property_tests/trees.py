@@ -1,0 +1,74 @@
+"""Draft trees as the laws see them: written down again here, and drawn as text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kdtr.contract import DraftTree
+
+
+def children(tree: DraftTree, node: int) -> list[int]:
+    return [i for i, parent in enumerate(tree.parents) if parent == node]
+
+
+def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
+    """The nodes root..node, both included."""
+    above = tree.parents[node]
+    return (0,) if node == 0 else (*path_to(tree, above), node)
+
+
+def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
+    return tuple(tree.tokens[i] for i in path_to(tree, node))
+
+
+def under_root(tree: DraftTree, root: int) -> DraftTree:
+    """The tree with this token at its root."""
+    return DraftTree((root, *tree.tokens[1:]), tree.parents)
+
+
+def chain(tokens: Sequence[int]) -> DraftTree:
+    return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)))
+
+
+def reordered(tree: DraftTree, order: Sequence[int]) -> DraftTree:
+    """Node k of the result is node order[k] of the tree; order is topological."""
+    place = {node: k for k, node in enumerate(order)} | {-1: -1}
+    return DraftTree(
+        tuple(tree.tokens[node] for node in order),
+        tuple(place[tree.parents[node]] for node in order),
+    )
+
+
+def siblings_reversed(tree: DraftTree) -> tuple[int, ...]:
+    """The nodes depth first, every node's children last to first."""
+
+    def below(node: int) -> list[int]:
+        return [node, *(i for child in reversed(children(tree, node)) for i in below(child))]
+
+    return tuple(below(0))
+
+
+def pruned(tree: DraftTree, cut: int) -> tuple[int, ...]:
+    """The nodes that stay when the branch from `cut` on is taken away."""
+    return tuple(i for i in range(len(tree)) if cut not in path_to(tree, i))
+
+
+def picture(tree: DraftTree, marked: Collection[int] = ()) -> str:
+    """The tree as text, a node on a line as `id: token`.
+
+    >>> print(picture(DraftTree((7, 3, 5, 3), (-1, 0, 1, 0)), marked=[2]))
+    0: 7
+      1: 3
+        2: 5   <--
+      3: 3
+    """
+    lines: list[str] = []
+
+    def draw(node: int, depth: int) -> None:
+        mark = "   <--" if node in marked else ""
+        lines.append(f"{'  ' * depth}{node}: {tree.tokens[node]}{mark}")
+        for child in children(tree, node):
+            draw(child, depth + 1)
+
+    draw(0, 0)
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""Every refusal of an engine that cannot be loaded, with its text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kdtr.conformance import load_engine
+from kdtr.contract import VERBS, EngineError, EngineInfo, NumericProfile, UnsupportedError
+
+INFO = EngineInfo("n", "v", "cpu", NumericProfile(), frozenset({"verify"}), frozenset({"mask"}))
+DTYPES = "float64, float32, float16, bfloat16"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """module(source, **values): the name of an importable module with this text and attributes."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "engine_under_test"
+
+    def write(source: str = "", **values: Any) -> str:
+        (tmp_path / f"{name}.py").write_text(source)
+        if values:
+            sys.modules[name] = SimpleNamespace(**values)  # type: ignore[assignment]
+        return name
+
+    yield write
+    sys.modules.pop(name, None)
+
+
+def refusal(name: str, **options: Any) -> str:
+    with pytest.raises(EngineError) as refused:
+        load_engine(name, options)
+    return str(refused.value)
+
+
+def engine(info: Any = INFO, **attributes: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"load": lambda source: None, "info": info, **attributes})
+
+
+def test_registered_names_are_loaded_and_given_their_options() -> None:
+    assert "kdtr.engine" == load_engine("host").info.name
+    assert "reference (fast, append)" == load_engine("reference", {"arithmetic": "fast"}).info.name
+    assert "kdtr.engine" == load_engine("kdtr.engine:make_engine", {"page_size": 2}).info.name
+
+
+def test_a_name_that_is_not_registered() -> None:
+    known = importlib.metadata.entry_points(group="kdtr.engines").names
+
+    assert (
+        f"no engine is registered as 'hots' (registered: {', '.join(sorted(known))}); expected "
+        "one of these, or package.module:factory"
+    ) == refusal("hots")
+    assert refusal("").startswith("no engine is registered as ''")
+
+
+@pytest.mark.parametrize("name", [":", "a.b:", ":make_engine"])
+def test_a_half_name(name: str) -> None:
+    assert f"engine {name!r}; expected package.module:factory" == refusal(name)
+
+
+def test_a_module_that_there_is_not() -> None:
+    assert (
+        "engine no.such:make: importing no.such raised ModuleNotFoundError: No module named 'no'"
+    ) == refusal("no.such:make")
+
+
+@pytest.mark.parametrize(
+    ("source", "raised"),
+    [
+        ("raise RuntimeError('no GPU')", "RuntimeError: no GPU"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("import sys; sys.exit()", "SystemExit: "),
+    ],
+)
+def test_a_module_that_raises(module: Callable[..., str], source: str, raised: str) -> None:
+    name = module(source)
+
+    assert f"engine {name}:make: importing {name} raised {raised}" == refusal(f"{name}:make")
+
+
+def test_a_module_with_a_syntax_error(module: Callable[..., str]) -> None:
+    name = module("def")
+
+    assert refusal(f"{name}:make").startswith(
+        f"engine {name}:make: importing {name} raised SyntaxError: invalid syntax ("
+    )
+
+
+def test_an_interrupt_on_import_is_the_user_s(module: Callable[..., str]) -> None:
+    name = module("raise KeyboardInterrupt")
+
+    with pytest.raises(KeyboardInterrupt):
+        load_engine(f"{name}:make")
+
+
+def test_a_module_without_the_factory(module: Callable[..., str]) -> None:
+    name = module("make_engin = 1")
+
+    assert f"engine {name}:make: module {name} has no make" == refusal(f"{name}:make")
+
+
+def test_a_factory_that_is_none(module: Callable[..., str]) -> None:
+    name = module("make = 1")
+
+    assert (
+        f"engine {name}:make: make is a int; expected a function that returns an engine"
+    ) == refusal(f"{name}:make")
+
+
+@pytest.mark.parametrize("options", [{}, {"page_size": 3}])
+@pytest.mark.parametrize("error", [OSError("no device"), SystemExit(0)])
+def test_a_factory_that_raises(
+    module: Callable[..., str], options: dict[str, Any], error: BaseException
+) -> None:
+    def make(**options: Any) -> Any:
+        raise error
+
+    name = module(make=make)
+
+    assert (
+        f"engine {name}:make: the factory, called with {options or 'no options'}, raised "
+        f"{type(error).__name__}: {error}"
+    ) == refusal(f"{name}:make", **options)
+
+
+def test_an_option_that_the_factory_does_not_know() -> None:
+    assert (
+        "engine host: the factory, called with {'paeg_size': 3}, raised TypeError: make_engine() "
+        "got an unexpected keyword argument 'paeg_size'"
+    ) == refusal("host", paeg_size=3)
+
+
+def test_the_engine_s_own_refusal_of_an_option_stands() -> None:
+    assert "page_size = 0; expected at least 1" == refusal("host", page_size=0)
+    with pytest.raises(UnsupportedError, match="kernels = 'cuda'"):
+        load_engine("host", {"kernels": "cuda"})
+
+
+@pytest.mark.parametrize("thing", [None, 1, object(), "engine"])
+def test_a_thing_without_load(module: Callable[..., str], thing: Any) -> None:
+    name = module(make=lambda: thing)
+
+    assert (
+        f"engine {name}:make: the factory returned a {type(thing).__name__} without load(); "
+        "expected an engine (contract/interface.py)"
+    ) == refusal(f"{name}:make")
+
+
+class InfoRaises:
+    def load(self, source: Any) -> Any: ...
+
+    @property
+    def info(self) -> Any:
+        raise LookupError("which?")
+
+
+def test_info_raises(module: Callable[..., str]) -> None:
+    name = module(make=InfoRaises)
+
+    assert f"engine {name}:make: info raised LookupError: which?" == refusal(f"{name}:make")
+
+
+@pytest.mark.parametrize("info", [None, {}, "kdtr"])
+def test_info_of_another_type(module: Callable[..., str], info: Any) -> None:
+    name = module(make=lambda: engine(info))
+
+    assert (
+        f"engine {name}:make: info is a {type(info).__name__}; expected an EngineInfo"
+    ) == refusal(f"{name}:make")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"verbs": frozenset({"verify", "speculate", "Round"})},
+            "info.verbs names Round, speculate; expected some of " + ", ".join(sorted(VERBS)),
+        ),
+        ({"verbs": ["verify"]}, "info.verbs is a list; expected a frozenset"),
+        ({"verbs": None}, "info.verbs is a NoneType; expected a frozenset"),
+        ({"verbs": frozenset({1})}, "info.verbs names 1; expected some of "),
+        ({"stages": "mask"}, "info.stages is a str; expected a frozenset"),
+        ({"stages": frozenset({"maks"})}, "info.stages names maks; expected some of attn_out, "),
+        (
+            {"stages": frozenset({"cache_c_kv"})},
+            "info.stages names cache_c_kv; expected some of attn_out, ",
+        ),
+        ({"profile": None}, "info.profile is a NoneType; expected a NumericProfile"),
+        (
+            {"profile": NumericProfile(latents="fp8")},
+            f"profile.latents = 'fp8'; expected one of {DTYPES}",
+        ),
+        (
+            {"profile": NumericProfile(accumulation=["float32"])},  # type: ignore[arg-type]
+            f"profile.accumulation = ['float32']; expected one of {DTYPES}",
+        ),
+    ],
+    ids=map(str, range(10)),
+)
+def test_info_that_claims_what_there_is_not(
+    module: Callable[..., str], changes: dict[str, Any], text: str
+) -> None:
+    name = module(make=lambda: engine(replace(INFO, **changes)))
+
+    assert refusal(f"{name}:make").startswith(f"engine {name}:make: {text}")
+
+
+def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("broken", "no.such:make", "kdtr.engines")
+    entries = importlib.metadata.EntryPoints([entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
+
+    assert (
+        "engine broken: loading no.such:make raised ModuleNotFoundError: No module named 'no'"
+    ) == refusal("broken")

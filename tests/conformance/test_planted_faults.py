@@ -1,0 +1,315 @@
+"""Real faults in the host engine: the gate stops each, and its first finding names the class."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from planted_faults import FAULTS, Fault
+
+from kdtr.conformance import Finding, GateResult, GoldenBundle, Verdict
+from kdtr.conformance.case import CasePlan, Planted
+from kdtr.conformance.cli import _option
+from kdtr.conformance.finding import Place
+from kdtr.conformance.gate import _reproduce
+from kdtr.contract import rule
+
+ENGINE = "planted_faults:make_engine"
+IN_TINY = [name for name, fault in FAULTS.items() if fault.case]
+Judge = Callable[..., GateResult]
+
+
+@pytest.mark.parametrize("mode", ["stepwise", "round"])
+@pytest.mark.parametrize("name", IN_TINY)
+def test_the_first_finding_names_where_the_fault_is_seen(
+    judge: Judge, tiny: Path, name: str, mode: str
+) -> None:
+    fault: Fault = FAULTS[name]
+
+    gate = judge(ENGINE, tiny, fault.case, modes=[mode], until=fault.until, fault=name)
+
+    assert not gate.passed
+    (finding,) = gate.findings  # what follows is consequence, and is not reported
+    assert Verdict.FAIL is finding.verdict
+    assert (fault.case, mode, fault.until) == (
+        finding.place.case,
+        finding.place.mode,
+        finding.place.point,
+    )
+    if mode == "stepwise" or fault.in_round == fault.first_seen_at:
+        assert fault.first_seen_at == finding.stage
+        assert fault.breaks in finding.rules
+    else:
+        assert fault.in_round == finding.stage
+
+
+def first_finding(judge: Judge, tiny: Path, name: str, mode: str) -> Finding:
+    fault = FAULTS[name]
+    return judge(ENGINE, tiny, fault.case, modes=[mode], until=fault.until, fault=name).findings[0]
+
+
+# The six of the project's card, to the element. The prompt of y-tree has 13 tokens, its first
+# round accepts 0-2-3, its second the root alone.
+@pytest.mark.parametrize("mode", ["stepwise", "round"])
+@pytest.mark.parametrize(
+    ("name", "summary", "where", "expected", "actual"),
+    [
+        ("root_low", "4 of 4 differ", "row 0 (path 0)", "13", "12"),
+        ("position_by_index", "2 of 4 differ", "row 2 (path 0-2)", "14", "15"),
+        ("sibling_visible", "1 of 68 differ", "row 2 (path 0-2), slot 14", "False", "True"),
+    ],
+)
+def test_integers_are_named_exactly(
+    judge: Judge,
+    tiny: Path,
+    mode: str,
+    name: str,
+    summary: str,
+    where: str,
+    expected: str,
+    actual: str,
+) -> None:
+    finding = first_finding(judge, tiny, name, mode)
+
+    assert summary == finding.summary
+    assert where == finding.where
+    assert expected == finding.expected
+    assert actual == finding.actual
+    assert FAULTS[name].breaks == finding.rules[0]
+
+
+@pytest.mark.parametrize("mode", ["stepwise", "round"])
+def test_the_bonus_of_the_last_row_is_the_target_of_node_3(
+    judge: Judge, tiny: Path, mode: str
+) -> None:
+    targets = expectation(tiny, "y-tree", "round1", "targets")
+
+    finding = first_finding(judge, tiny, "bonus_of_last_row", mode)
+
+    assert str(targets[0]) == finding.expected  # the path is the root alone
+    assert str(targets[3]) == finding.actual
+    assert "differs" == finding.summary
+    assert "" == finding.where  # a single number
+    assert ("ACC-2", "ACC-4") == finding.rules
+
+
+@pytest.mark.parametrize("mode", ["stepwise", "round"])
+def test_no_compaction_leaves_node_1_where_node_2_belongs(
+    judge: Judge, tiny: Path, mode: str
+) -> None:
+    rows = expectation(tiny, "y-tree", "round0", "layer0/c_kv")  # of the nodes
+    cached = expectation(tiny, "y-tree", "round0", "cache_c_kv")
+    channel = int(np.abs(rows[2] - rows[1]).argmax())
+
+    finding = first_finding(judge, tiny, "no_compaction", mode)
+
+    assert f"layer 0, slot 14, latent channel {channel}" == finding.where
+    assert finding.expected.startswith(f"{cached[0, 14, channel]:.9g} within ")
+    value, _, _ = finding.actual.partition(", off by ")
+    assert float(value) == pytest.approx(rows[1, channel], rel=2.0**-20)
+    assert "COMMIT-1" == finding.rules[0]
+    # slots 14 and 15, in each of four layers of 64 latent channels
+    assert finding.summary.startswith("512 of 4096 out of bounds, the worst by ")
+
+
+@pytest.mark.parametrize("mode", ["stepwise", "round"])
+def test_the_wrong_scale_shows_in_the_first_row_of_the_prompt(
+    judge: Judge, tiny: Path, mode: str
+) -> None:
+    scores = expectation(tiny, "y-tree", "chunk0", "layer0/scores")
+
+    finding = first_finding(judge, tiny, "scale_from_latent", mode)
+
+    head = int(np.abs(scores[0, :, 0]).argmax())
+    assert f"layer 0, row 0, head {head}, slot 0" == finding.where
+    assert finding.expected.startswith(f"{scores[0, head, 0]:.9g} within ")
+    value, _, _ = finding.actual.partition(", off by ")
+    ratio = ((64 + 16) / (32 + 16)) ** -0.5
+    assert float(value) == pytest.approx(scores[0, head, 0] * ratio, rel=2.0**-12)
+    assert "MLA-4" == finding.rules[0]
+
+
+def expectation(bundle: Path, case: str, point: str, name: str) -> np.ndarray:
+    opened = GoldenBundle.open(bundle)
+    (found,) = (one for one in opened.cases if one.inputs.alias == case)
+    layer, _, stage = name.rpartition("/")
+    array = found.expectation(point).get(stage, int(layer.removeprefix("layer")) if layer else None)
+    assert array is not None
+    return array
+
+
+# What follows the first finding
+
+
+def test_one_finding_per_case_and_mode_and_the_rest_is_blocked(judge: Judge, tiny: Path) -> None:
+    gate = judge(ENGINE, tiny, "y-tree", "star", modes=["stepwise", "round"], fault="root_low")
+
+    assert 4 == len(gate.results) == len(gate.findings)
+    by_case = {(result.case, result.mode): result for result in gate.results}
+    # chunk0 and round0 ran
+    assert 2 == by_case["y-tree", "stepwise"].blocked == by_case["y-tree", "round"].blocked
+    assert 1 == by_case["star", "stepwise"].blocked
+    assert 2 == by_case["star", "round"].points
+
+
+def test_a_fault_that_a_mode_does_not_use_leaves_it_green(judge: Judge, tiny: Path) -> None:
+    """forward_tokens is given positions and mask: a wrong layout of trees is not its own."""
+    gate = judge(ENGINE, tiny, "y-tree", until="round1", fault="position_by_index")
+
+    assert {"stepwise": Verdict.FAIL, "round": Verdict.FAIL, "forward": Verdict.PASS} == {
+        result.mode: result.verdict for result in gate.results
+    }
+    assert not gate.passed
+
+
+# Faults that only some model shows
+
+
+def test_groups_masked_with_zero(
+    judge: Judge, kdtr: Callable[..., SimpleNamespace], tmp_path: Path, checkpoints: Path
+) -> None:
+    bundle = tmp_path / "v09.kdtr"
+    directory = checkpoints / "v09-qlora-g4-negbias"
+    kdtr("golden", "--checkpoint", directory, "--prompt", "1,2,3", "--decode", "1", "--out", bundle)
+
+    gate = judge(ENGINE, bundle, fault="groups_masked_with_zero")
+
+    assert {"expert_ids"} == {finding.stage for finding in gate.findings}
+    assert not gate.passed
+
+
+@pytest.fixture(scope="module")
+def tied(record: Callable[..., Path], small_model: SimpleNamespace) -> Path:
+    """Tokens 18..35 have the logits of tokens 0..17: every top logit is one of two."""
+    head = small_model.weights["lm_head.weight"].copy()
+    head[18:36], head[36] = head[:18], 0
+    weights = {**small_model.weights, "lm_head.weight": head}
+    plan = CasePlan("tied", "ties", ("ACC-1",), (Planted((-1, 0), (0, 1)),), ((3, 0, 7),))
+    return record([plan], weights=weights)
+
+
+def test_an_honest_engine_takes_the_lowest_of_equal_logits(judge: Judge, tied: Path) -> None:
+    gate = judge("host", tied)
+
+    assert gate.passed
+    assert {Verdict.PASS} == {result.verdict for result in gate.results}
+
+
+def test_the_last_of_equal_maxima_is_no_near_tie(judge: Judge, tied: Path) -> None:
+    """M029: the engine's own logits are equal, so it is the argmax that is wrong."""
+    gate = judge(ENGINE, tied, fault="last_maximum", modes=["stepwise", "round"])
+
+    assert not gate.passed
+    assert [Verdict.FAIL, Verdict.FAIL] == [result.verdict for result in gate.results]
+    assert {"root"} == {finding.stage for finding in gate.findings}
+
+
+def test_one_bit_of_a_committed_row(judge: Judge, tiny: Path) -> None:
+    """SLOT-2 is judged bit for bit where verify stands alone; within bounds it would pass."""
+    gate = judge(ENGINE, tiny, "y-tree", modes=["stepwise"], fault="flips_last_bit")
+
+    (finding,) = gate.findings
+    assert "untouched" == finding.stage
+    assert ("1 of 13 differ", "slot 0", "True", "False") == (
+        finding.summary,
+        finding.where,
+        finding.expected,
+        finding.actual,
+    )
+    assert ("SLOT-2",) == finding.rules
+
+
+@pytest.mark.xfail(
+    reason="moved rows are compared with the truth within a bound, not with the engine's own rows "
+    "bit for bit (NUM-2, COMMIT-1): a copy that loses 13 bits is found one round later, in scores"
+)
+def test_moved_rows_are_copies(judge: Judge, tiny: Path) -> None:
+    gate = judge(ENGINE, tiny, "y-tree", modes=["stepwise"], fault="rows_through_float16")
+
+    assert "cache_c_kv" == gate.findings[0].stage
+
+
+# The line that reproduces
+
+
+@pytest.mark.parametrize("name", ["root_low", "no_compaction", "scale_from_latent"])
+def test_the_reproduction_line_reproduces(
+    kdtr: Callable[..., SimpleNamespace], tiny: Path, name: str
+) -> None:
+    fault = FAULTS[name]
+    options = ("--engine-option", f"fault={name}", "--engine-option", "page_size=16")
+    first = kdtr("gate", tiny, "--engine", ENGINE, *options, "--case", fault.case)
+    lines = [line.split("  again     ")[1] for line in first.out.splitlines() if "  again " in line]
+    words = shlex.split(lines[0])
+
+    again = kdtr(*words[1:])
+
+    assert 1 == first.code == again.code
+    assert "kdtr" == words[0]
+    assert finding_of(first.out) == finding_of(again.out)
+    assert f"--engine-option fault={name} --engine-option page_size=16" in lines[0]
+    assert f"--case {fault.case} --mode stepwise --until {fault.until}" in lines[0]
+
+
+def test_the_reproduction_line_reproduces_in_a_shell(
+    kdtr: Callable[..., SimpleNamespace], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = str(Path(__file__).parent / "engines")
+    monkeypatch.setenv("PYTHONPATH", engines)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    first = kdtr(
+        *("gate", tiny, "--engine", ENGINE, "--engine-option", "fault=sibling_visible"),
+        *("--case", "y-tree", "--mode", "round"),
+    )
+    (line,) = (
+        line.split("  again     ")[1] for line in first.out.splitlines() if "  again " in line
+    )
+
+    again = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+
+    assert 1 == again.returncode
+    assert finding_of(first.out) == finding_of(again.stdout)
+
+
+def finding_of(out: str) -> list[str]:
+    """The first finding's lines."""
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("FAIL"))
+    end = next(i for i in range(start, len(lines)) if not lines[i])
+    return lines[start:end]
+
+
+def test_a_finding_as_a_person_reads_it(kdtr: Callable[..., SimpleNamespace], tiny: Path) -> None:
+    run = kdtr(
+        *("gate", tiny, "--engine", ENGINE, "--engine-option", "fault=position_by_index"),
+        *("--case", "y-tree", "--mode", "round"),
+    )
+
+    assert [
+        "FAIL  y-tree / round / round0: positions: 2 of 4 differ",
+        "  at        row 2 (path 0-2)",
+        "  expected  14",
+        "  actual    15",
+        f"  POS-1     {rule('POS-1')}",
+        f"  FWD-1     {rule('FWD-1')}",
+        f"  again     kdtr gate {tiny} --engine {ENGINE} --engine-option fault=position_by_index"
+        " --case y-tree --mode round --until round0",
+    ] == finding_of(run.out)
+
+
+@pytest.mark.parametrize("value", ["'16'", "16", "host", "(1, 2)", "None", "' a b '"])
+def test_options_survive_the_reproduction_line(value: str) -> None:
+    key, given = _option(f"key={value}")
+    line = _reproduce(Place("b.kdtr", "c", "round", "round0"), "e:f", {key: given})
+    words = shlex.split(line)
+
+    again: Any = _option(words[words.index("--engine-option") + 1])
+
+    assert ("key", given) == again
