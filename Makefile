@@ -38,10 +38,10 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 	@echo "make gate: passed, $(elapsed) in all"
 
 test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
-	$(PYTEST) -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
 
 properties: $(VENV)/ready-test ## run the property tests alone
-	$(PYTEST) property_tests -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PYTEST) property_tests -n $(WORKERS) --dist loadfile $(ARGS)
 
 golden: $(VENV)/ready-runtime ## record the golden bundle anew
 	$(RECORD_TINY) $(ARGS)

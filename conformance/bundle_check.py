@@ -86,7 +86,7 @@ def _stages(
 
 
 def _recorded(stage: Stage, *, is_round: bool, drafted: bool) -> bool:
-    if stage.source is Source.UNTOUCHED:  # the judge's own, from two snapshots
+    if stage.source is Source.JUDGE:  # nothing to record: the engine is its own measure
         return False
     if stage.source is Source.BUILD:
         return drafted

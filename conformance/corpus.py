@@ -1,7 +1,7 @@
 """The corpus: small models, each different from a published configuration in one way, and cases.
 
 In the base configuration no two sizes that could be confused are equal and nothing sits at a
-published default. Prompts come from corpus_prompts.json: corpus_search.py chose them, token by
+published default. Prompts come from corpus_prompts.json: golden_search.py chose them, token by
 token, so that no decision on an accepted path is thin in bfloat16.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from kdtr.conformance.case import CasePlan, Drafted, Planted, RoundPlan
 from kdtr.conformance.seed_model import SeedModel
@@ -119,12 +120,12 @@ def _variant(
     *,
     rounds: int = 4,
     thin: bool = False,
-    **changes: object,
+    **changes: Any,
 ) -> CorpusModel:
     """The base configuration changed in one way; `rounds` of the usual four."""
     bent = {k: v for k, v in changes.items() if k in SeedModel.__dataclass_fields__}
     fields = {k: v for k, v in changes.items() if k not in bent}
-    model = SeedModel(name, _BASE.replace(**fields), 4100 + number, **bent)  # type: ignore[arg-type]
+    model = SeedModel(name, _BASE.replace(**fields), 4100 + number, **bent)
     return CorpusModel(model, why, (_trees(prompt, rounds=rounds), _ar(prompt)), thin)
 
 
@@ -211,8 +212,8 @@ def corpus_models() -> tuple[CorpusModel, ...]:
     )
 
 
-_ALL_MOE = {"first_k_dense_replace": 0, "n_shared_experts": 2}
-_RAW = {"norm_topk_prob": False, "n_shared_experts": 0}
+_ALL_MOE: dict[str, Any] = {"first_k_dense_replace": 0, "n_shared_experts": 2}
+_RAW: dict[str, Any] = {"norm_topk_prob": False, "n_shared_experts": 0}
 _TWINS = tuple((token, token + 30) for token in range(30))  # every token but 60 has a twin
 
 

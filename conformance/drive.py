@@ -6,7 +6,7 @@ given its own answer; it compares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.conformance.observe import Observation, host_cache, unchanged_rows
+from kdtr.conformance.observe import Observation, copied_rows, host_cache, unchanged_rows
 from kdtr.contract import (
     Acceptance,
     EngineError,
     EngineInfo,
+    LogicalCache,
     ModelConfig,
     Round,
     Session,
@@ -62,6 +63,7 @@ class Driver:
         self.session = session
         self.info = info
         self.config = config
+        self._last: LogicalCache | None = None  # the snapshot after the point before
 
     def offers(self, verb: str) -> bool:
         return verb in self.info.verbs
@@ -70,19 +72,37 @@ class Driver:
         """The keyword that asks for a trace, for engines that show any stage."""
         return {"trace": seen} if self.info.stages else {}
 
-    def look(self, seen: Observation) -> None:
-        """The session after a commit."""
+    def look_untouched(self, seen: Observation) -> None:
+        """The committed rows after a verify, against those before it (SLOT-2)."""
+        if self._last is not None and self.offers("snapshot"):
+            seen.put("untouched", unchanged_rows(self._last, host_cache(self.session.snapshot())))
+
+    def look(self, seen: Observation, path: Sequence[int]) -> None:
+        """The session after a commit of the forward's rows `path`."""
         seen.put_token("committed_len", "committed_len", self.session.committed_len)
         if self.session.root is None:
             raise EngineError("root is None after a commit; expected the bonus")
         seen.put_token("root", "root", self.session.root)
         if self.offers("snapshot"):
-            seen.put_cache(self.session.snapshot())
+            self._look_cache(seen, path)
+
+    def _look_cache(self, seen: Observation, path: Sequence[int]) -> None:
+        cache = host_cache(self.session.snapshot())
+        seen.put_cache(cache)
+        if self._last is not None:
+            still = unchanged_rows(self._last, cache)
+            after_verify = seen.arrays.get(("untouched", None), still)
+            seen.put("untouched", still & after_verify)
+        committed = 0 if self._last is None else len(self._last.tokens)
+        copied = copied_rows(seen, path, cache, committed, self.info.profile.latents)
+        if copied is not None:
+            seen.put("copied", copied)
+        self._last = cache
 
 
 def _prefill(driver: Driver, tokens: tuple[int, ...], _: Pin, seen: Observation) -> None:
     root = driver.session.prefill(list(tokens), **driver.tracing(seen))
-    driver.look(seen)
+    driver.look(seen, range(len(tokens)))
     kept = seen.arrays["root", None]
     seen.put_token("root", "prefill()", root)
     if kept != seen.arrays["root", None]:
@@ -105,15 +125,13 @@ def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) ->
     session = driver.session
     if entry.draft_logits is not None and driver.offers("build"):
         seen.put_build(session.build(entry.draft_logits, entry.budget or 0))
-    before = host_cache(session.snapshot()) if driver.offers("snapshot") else None
     verified = session.verify(entry.tree, **driver.tracing(seen))
     seen.put_verified(verified, len(entry.tree), driver.config.vocab_size)
-    if before is not None:
-        seen.put("untouched", unchanged_rows(before, host_cache(session.snapshot())))
+    driver.look_untouched(seen)
     if driver.offers("accept"):
         seen.put_acceptance("accept()", session.accept(entry.tree))
     session.commit(pin.acceptance)
-    driver.look(seen)
+    driver.look(seen, pin.acceptance.path)
 
 
 def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None:
@@ -123,13 +141,13 @@ def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None
         raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
     seen.put_acceptance("round()", done.acceptance)
     seen.put_emitted(done.emitted)
-    driver.look(seen)
+    driver.look(seen, done.acceptance.path)
 
 
 def _decode(driver: Driver, _: RoundInput, __: Pin, seen: Observation) -> None:
     """decode(): autoregressive rounds."""
     token = driver.session.decode(**driver.tracing(seen))
-    driver.look(seen)
+    driver.look(seen, (0,))
     seen.put_token("bonus", "decode()", token)
 
 
@@ -144,7 +162,7 @@ def _forward(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observatio
     )
     seen.put_logits("forward_tokens()", logits, len(tokens), driver.config.vocab_size)
     driver.session.commit(pin.acceptance)
-    driver.look(seen)
+    driver.look(seen, pin.acceptance.path)
 
 
 def _hides(names: frozenset[str], stage: Stage) -> bool:
@@ -152,7 +170,7 @@ def _hides(names: frozenset[str], stage: Stage) -> bool:
 
 
 def _hides_walk(stage: Stage) -> bool:
-    return stage.source in (Source.BUILD, Source.UNTOUCHED, Source.WALK) or stage.name == "parents"
+    return stage.source in (Source.BUILD, Source.WALK) or stage.name == "parents"
 
 
 def _hides_all_but_bonus(stage: Stage) -> bool:
@@ -174,7 +192,7 @@ MODES: tuple[Mode, ...] = (
         False,
         _prefill,
         _fused,
-        partial(_hides, frozenset({"build_parents", "build_tokens", "untouched"})),
+        partial(_hides, frozenset({"build_parents", "build_tokens"})),
     ),
     Mode(
         "decode",

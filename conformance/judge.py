@@ -150,15 +150,7 @@ class _CaseJudge:
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue
-            finding = self._compare_stage(
-                point,
-                expectation,
-                stage,
-                layer,
-                expected,
-                actual,
-                seen.arrays.get(("logits", None)),
-            )
+            finding = self._compare_stage(point, expectation, stage, layer, expected, actual, seen)
             if finding is None:
                 continue
             self._add(finding)
@@ -179,29 +171,46 @@ class _CaseJudge:
         layer: int | None,
         expected: np.ndarray,
         actual: np.ndarray,
-        logits: np.ndarray | None,
+        seen: Observation,
     ) -> Finding | None:
-        malformed = compare_form(stage, expected, actual)
-        if malformed is not None:
+        difference = compare_form(stage, expected, actual)
+        if difference is not None:
             where = "" if layer is None else f"layer {layer}"
-            return self._finding(point, stage, malformed, where)
+        else:
+            comparison = self._compare_values(stage, layer, expected, actual)
+            difference = comparison.difference
+            if difference is None:
+                return None
+            parents = expectation.get("parents")
+            nodes = None if parents is None else tuple(int(p) for p in parents)
+            where = coordinates(stage, layer, difference.index, nodes)
+        finding = self._finding(point, stage, difference, where)
+        if actual.dtype.kind not in "iu" or actual.ndim != expected.ndim:
+            return finding
+        bonus = seen.arrays.get(("bonus", None))
+        tie = near_tie(
+            expectation,
+            stage,
+            layer,
+            expected,
+            actual,
+            self._config,
+            self._info.profile,
+            seen.arrays.get(("logits", None)),
+            None if bonus is None else int(bonus),
+        )
+        return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
+
+    def _compare_values(
+        self, stage: Stage, layer: int | None, expected: np.ndarray, actual: np.ndarray
+    ) -> Comparison:
         if stage.exact:
             comparison = compare_exact(expected, actual)
         else:
             bound = row_bound(stage, layer, expected, self._config, self._info.profile)
             comparison = compare_numeric(expected, actual, bound, stage.row_axes)
         self._count(stage, expected, comparison)
-        if comparison.difference is None:
-            return None
-        difference = comparison.difference
-        parents = expectation.get("parents")
-        nodes = None if parents is None else tuple(int(p) for p in parents)
-        where = coordinates(stage, layer, difference.index, nodes)
-        finding = self._finding(point, stage, difference, where)
-        tie = near_tie(
-            expectation, stage, layer, expected, actual, self._config, self._info.profile, logits
-        )
-        return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
+        return comparison
 
     def _pins(self, point: str) -> bool:
         """Whether the session holds golden history after this point, whatever it decided."""
@@ -249,12 +258,14 @@ class _CaseJudge:
 
 
 def _expected(expectation: Expectation, stage: Stage, layer: int | None) -> np.ndarray | None:
-    if stage.source is not Source.UNTOUCHED:
+    if stage.source is not Source.JUDGE:
         return expectation.get(stage.name, layer)
-    slots = expectation.get("slots")
-    if slots is None or expectation.get("parents") is None:  # a prefill has no verify
-        return None
-    return np.ones(int(slots[0]), dtype=bool)  # every row committed before this round
+    slots, path = expectation.get("slots"), expectation.get("path")
+    assert slots is not None
+    before = int(slots[0])  # rows committed before this point
+    if stage.name == "untouched":
+        return np.ones(before, dtype=bool) if before else None
+    return np.ones(len(slots) if path is None else len(path), dtype=bool)
 
 
 def _pin(expectation: Expectation, *, is_chunk: bool) -> Pin:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from kdtr.contract import (
@@ -21,6 +22,8 @@ from kdtr.contract import (
 )
 
 Key = tuple[str, int | None]
+
+_CACHE = {"tokens": "t", "positions": "t", "c_kv": "ltc", "k_pe": "ltr"}  # and its axes
 
 
 class Observation:
@@ -91,14 +94,14 @@ class Observation:
 
     def put_token(self, stage: str, verb: str, token: Any) -> None:
         try:
-            self.put(stage, _index(token))
-        except TypeError:
-            raise EngineError(f"{verb} returned {_kind(token)}; expected an integer") from None
+            self.put(stage, np.int64(_index(token)))
+        except (TypeError, OverflowError):
+            text = f"{verb} returned {_kind(token)}; expected an integer of 64 bits"
+            raise EngineError(text) from None
 
-    def put_cache(self, cache: Any) -> None:
-        copy = host_cache(cache)
-        for name in ("tokens", "positions", "c_kv", "k_pe"):
-            self.put(f"cache_{name}", getattr(copy, name))
+    def put_cache(self, cache: LogicalCache) -> None:
+        for name in _CACHE:
+            self.put(f"cache_{name}", getattr(cache, name))
 
     def sort_experts(self) -> None:
         """An engine may choose experts in any order: both stages are put in ascending id."""
@@ -116,27 +119,63 @@ def host_cache(cache: Any) -> LogicalCache:
     """A copy of a snapshot: one that still points into the engine would change with it."""
     if not isinstance(cache, LogicalCache):
         raise EngineError(f"snapshot() returned {_kind(cache)}; expected a LogicalCache")
-    names = ("tokens", "positions", "c_kv", "k_pe")
-    return LogicalCache(*(host_copy(f"snapshot() {n}", getattr(cache, n)) for n in names))
+    copies = {name: host_copy(f"snapshot() {name}", getattr(cache, name)) for name in _CACHE}
+    for name, axes in _CACHE.items():
+        if copies[name].ndim != len(axes):
+            raise EngineError(
+                f"snapshot() {name} is {list(copies[name].shape)}; expected [{', '.join(axes)}]"
+            )
+    return LogicalCache(**copies)
 
 
 def unchanged_rows(before: LogicalCache, after: LogicalCache) -> np.ndarray:
-    """Per committed slot, whether every bit of its row is as it was (SLOT-2): [t] bool."""
-    for name in ("tokens", "positions", "c_kv", "k_pe"):
-        old, new = getattr(before, name), getattr(after, name)
+    """Per row of `before` [t], whether `after` still has every bit of it (SLOT-2): [t] bool."""
+    t = len(before.tokens)
+    same = np.ones(t, dtype=bool)
+    for name, axes in _CACHE.items():
+        rows = (slice(None), slice(t)) if axes.startswith("lt") else slice(t)
+        old, new = getattr(before, name), getattr(after, name)[rows]
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             raise EngineError(
-                f"snapshot() {name} was {old.dtype} {list(old.shape)} before verify() and is "
-                f"{new.dtype} {list(new.shape)} after it; expected the same rows"
+                f"snapshot() {name} was {old.dtype} {list(old.shape)} and is now {new.dtype} "
+                f"{list(new.shape)}; expected the same rows, and others after them"
             )
-    if before.tokens.ndim != 1 or before.c_kv.ndim != 3 or before.k_pe.ndim != 3:
-        raise EngineError("snapshot() has the wrong axes; expected [t], [t], [l, t, c], [l, t, r]")
-    same = np.equal(before.tokens, after.tokens) & np.equal(before.positions, after.positions)
-    for old, new in ((before.c_kv, after.c_kv), (before.k_pe, after.k_pe)):
-        old, new = np.ascontiguousarray(old), np.ascontiguousarray(new)
-        rows = np.equal(old.view(np.uint8), new.view(np.uint8))  # bits: NaN equals itself
-        same &= rows.all(axis=(0, 2)) if rows.size else True
-    return np.asarray(same)
+        equal = _same_bits(old, new)
+        same &= equal.all(axis=(0, 2)) if equal.ndim == 3 else equal
+    return same
+
+
+def copied_rows(
+    seen: Observation, path: Sequence[int], cache: LogicalCache, committed_len: int, dtype: str
+) -> np.ndarray | None:
+    """Per row of `path` [a], whether the cache holds the bits that the forward showed (COMMIT-1).
+
+    dtype  in which the engine stores latents: what it showed is rounded to it first
+    None where the engine does not show c_kv and k_pe of every layer, or not this many rows.
+    """
+    stored = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    same = np.ones(len(path), dtype=bool)
+    for name in ("c_kv", "k_pe"):
+        for layer, rows in enumerate(getattr(cache, name)):
+            shown = seen.arrays.get((name, layer))
+            kept = rows[committed_len : committed_len + len(path)]
+            if shown is None or shown.shape[1:] != kept.shape[1:] or max(path) >= len(shown):
+                return None
+            if len(kept) != len(path):
+                return None
+            with np.errstate(over="ignore"):  # inf where it does not fit: then both sides have it
+                equal = _same_bits(shown[list(path)].astype(stored), kept.astype(stored))
+            same &= equal.all(axis=1)
+    return same
+
+
+def _same_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Element by element; NaN equals itself, and 0 is not -0."""
+    if not x.size:
+        return np.ones(x.shape, dtype=bool)
+    size = x.dtype.itemsize
+    x, y = (np.ascontiguousarray(z).view(np.uint8).reshape(*z.shape, size) for z in (x, y))
+    return np.asarray((x == y).all(axis=-1))
 
 
 def host_copy(what: str, array: Array) -> np.ndarray:

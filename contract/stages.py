@@ -18,7 +18,7 @@ class Source(Enum):
     BUILD = "build"  # the tree that Session.build returns
     FORWARD = "forward"  # traced by forward_tokens, prefill, decode, verify and round
     LAYER = "layer"  # the same, once per layer
-    UNTOUCHED = "untouched"  # the judge's own: snapshots before and after verify, bit for bit
+    JUDGE = "judge"  # two observations of the engine against each other, bit for bit
     WALK = "walk"  # traced by round; stepwise, the values that verify and accept return
     COMMIT = "commit"  # the session after commit: committed_len, root, snapshot
 
@@ -66,7 +66,7 @@ STAGES: tuple[Stage, ...] = (
         "nhs",
         _NUMERIC,
         Source.LAYER,
-        ("MLA-4", "MLA-3", "MASK-2"),
+        ("MLA-4", "MLA-3", "MASK-2", "SLOT-1"),
         "scaled, before the softmax; -inf where invisible",
     ),
     Stage("out_latent", "nhc", _NUMERIC, Source.LAYER, ("MLA-3", "MASK-3")),
@@ -78,7 +78,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("hidden", "nm", _NUMERIC, Source.LAYER, ("FWD-4",), "residual stream after the layer"),
     Stage("final_hidden", "nm", _NUMERIC, Source.FORWARD, ("NORM-1",), "after the final norm"),
     Stage("logits", "nw", _NUMERIC, Source.FORWARD, ("FWD-4", "LOSSLESS")),
-    Stage("untouched", "t", _EXACT, Source.UNTOUCHED, ("SLOT-2",), "committed row left as it was"),
+    Stage("untouched", "t", _EXACT, Source.JUDGE, ("SLOT-2",), "committed row left as it was"),
     Stage("targets", "n", _EXACT, Source.WALK, ("ACC-1", "NUM-2")),
     Stage("path", "a", _EXACT, Source.WALK, ("ACC-1", "ACC-4")),
     Stage("bonus", "", _EXACT, Source.WALK, ("ACC-2", "ACC-4")),
@@ -90,6 +90,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("cache_positions", "t", _EXACT, Source.COMMIT, ("COMMIT-3", "POS-1")),
     Stage("cache_c_kv", "ltc", _NUMERIC, Source.COMMIT, ("COMMIT-1", "COMMIT-3", "COMMIT-4")),
     Stage("cache_k_pe", "ltr", _NUMERIC, Source.COMMIT, ("COMMIT-1", "COMMIT-3"), "half-split"),
+    Stage("copied", "a", _EXACT, Source.JUDGE, ("COMMIT-1", "NUM-2"), "cached as it was computed"),
 )
 
 STAGE: dict[str, Stage] = {stage.name: stage for stage in STAGES}

@@ -26,7 +26,6 @@ ROOMS = ("contract", "reference", "engine", "kdtr_format", "conformance", "prope
 NOT_SHIPPED = ("README.md",)
 
 # One worker builds and installs, once.
-pytestmark = pytest.mark.xdist_group("packaging")
 
 
 def room_files() -> set[str]:

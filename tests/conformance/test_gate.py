@@ -173,7 +173,7 @@ def test_prefill_verify_commit_are_enough(judge: Judge, small: Path) -> None:
     assert expected == verdicts(gate)
     stepwise = {result.case: result for result in gate.results if result.mode == "stepwise"}
     not_offered = {
-        *("untouched", "path", "bonus", "build_parents", "build_tokens"),
+        *("untouched", "copied", "path", "bonus", "build_parents", "build_tokens"),
         *("cache_tokens", "cache_positions", "cache_c_kv", "cache_k_pe"),
     }
     assert not_offered == stepwise["drafted"].unshown

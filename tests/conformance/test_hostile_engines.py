@@ -358,7 +358,9 @@ def test_snapshots_of_another_shape(gate: Gate, field: str, change: Any) -> None
 
     run = gate(Hostile({"snapshot": changing(changed)}), "y", "from-root", mode="stepwise")
 
-    assert stopped(run, f"cache_{field}: wrong")
+    fields = {"tokens": 1, "positions": 1, "c_kv": 3, "k_pe": 3}
+    same_axes = change(np.zeros((1,) * fields[field])).ndim == fields[field]
+    assert stopped(run, f"cache_{field}: wrong" if same_axes else f"snapshot() {field} is [")
 
 
 def test_a_snapshot_that_changes_its_axes_between_two_calls(gate: Gate) -> None:
@@ -366,14 +368,14 @@ def test_a_snapshot_that_changes_its_axes_between_two_calls(gate: Gate) -> None:
 
     def changed(honest: LogicalCache) -> LogicalCache:
         calls.append(1)
-        return replace(honest, c_kv=honest.c_kv[:1]) if len(calls) == 3 else honest
+        return replace(honest, c_kv=honest.c_kv[:1]) if len(calls) == 2 else honest
 
     run = gate(Hostile({"snapshot": changing(changed)}), "y", mode="stepwise")
 
     assert stopped(
         run,
-        "snapshot() c_kv was float32 [2, 6, 10] before verify() and is float32 [1, 6, 10] after "
-        "it; expected the same rows",
+        "snapshot() c_kv was float32 [2, 6, 10] and is now float32 [1, 6, 10]; expected the same "
+        "rows, and others after them",
     )
 
 

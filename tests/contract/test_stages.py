@@ -29,7 +29,7 @@ def test_axes_are_letters_of_the_page_once_each(stage):
 
 
 def test_sources_come_in_the_order_of_a_round():
-    """Build, forward, its layers, forward again, the judge's look, walk, commit."""
+    """Build, forward, its layers, forward again, the judge's look, walk, commit, a last look."""
     sources = [stage.source for stage in STAGES]
 
     runs = [source for i, source in enumerate(sources) if i == 0 or sources[i - 1] != source]
@@ -39,9 +39,10 @@ def test_sources_come_in_the_order_of_a_round():
         Source.FORWARD,
         Source.LAYER,
         Source.FORWARD,
-        Source.UNTOUCHED,
+        Source.JUDGE,
         Source.WALK,
         Source.COMMIT,
+        Source.JUDGE,
     ]
     assert expected == runs
 
@@ -93,6 +94,7 @@ def test_what_is_traced_is_the_forward_and_the_walk():
         "build_parents",
         "build_tokens",
         "untouched",
+        "copied",
         "committed_len",
         "root",
         "cache_tokens",

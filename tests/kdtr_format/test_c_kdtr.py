@@ -28,7 +28,6 @@ fuzz = _load(HERE / "fuzz_kdtr.py")
 
 _missing = [language for language in ("c", "c++") if fuzz.compiler(language) is None]
 pytestmark = [
-    pytest.mark.xdist_group("kdtr.h"),  # one worker compiles, once
     pytest.mark.skipif(
         bool(_missing) and os.environ.get("CI") != "true",
         reason=f"no compiler for {' and '.join(_missing)}: install gcc and g++, or set CC and CXX",

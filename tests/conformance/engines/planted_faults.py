@@ -626,7 +626,7 @@ def last_maximum(engine: Any) -> None:
     _wrap(engine, argmax=argmax)
 
 
-@fault(breaks="SLOT-2", first_seen_at="untouched", in_round="cache_c_kv")
+@fault(breaks="SLOT-2", first_seen_at="untouched")
 def writes_committed_row(engine: Any) -> None:
     """A forward leaves a mark in the first committed row."""
     _wrap(engine, verify_attn=_marking(lambda x: x + np.float32(0.5)))

@@ -1,4 +1,4 @@
-"""Choosing the corpus's prompts: `python -m kdtr.conformance.corpus_search` rewrites the file.
+"""Choosing the corpus's prompts: `python -m kdtr.conformance.golden_search` rewrites the file.
 
 A prompt grows token by token. A token stays if its row decides clearly in float32; a whole
 prompt stays if every row that the case will accept decides clearly in bfloat16; else the search
@@ -93,7 +93,7 @@ class _Search:
 
 
 def main() -> None:
-    """Search every prompt that the file lacks, in the order of the corpus; delete it to redo all."""
+    """Search every prompt that the file lacks; delete the file to search them all."""
     page = Path(__file__).with_name("corpus_prompts.json")
     found = json.loads(page.read_text(encoding="utf-8")) if page.exists() else {}
     for entry in corpus_models():
