@@ -21,19 +21,20 @@ TINY := build/golden/tiny.kdtr
 TINY_SOURCES := contract/RULES.md \
   $(shell find contract reference conformance kdtr_format -name '*.py' 2>/dev/null)
 RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
-RUN_GATE = $(KDTR) gate --engine host $(TINY)
+CORPUS := conformance/corpus
+RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: help setup gate test golden properties lint types format dist clean
+.PHONY: help setup gate test golden golden-check properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
 	@echo
-	@awk -F ': .*## |:## ' '/^[a-z]+: .*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ': .*## |:## ' '/^[a-z-]+: .*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo '  make test ARGS="-k tree"         more arguments for the tool behind the verb'
-	@echo '  make gate PYTHON=/path/to/python  another Python than the first one that fits'
+	@echo '  make test ARGS="-k tree"           more arguments for the tool behind the verb'
+	@echo '  make gate PYTHON=/path/to/python   another Python than the first one that fits'
 
-gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine against the golden bundle
+gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine against the golden bundles
 	$(RUN_GATE) $(ARGS)
 	@echo "make gate: passed, $(elapsed) in all"
 
@@ -43,8 +44,12 @@ test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
 properties: $(VENV)/ready-test ## run the property tests alone
 	$(PYTEST) property_tests -n $(WORKERS) --dist loadfile $(ARGS)
 
-golden: $(VENV)/ready-runtime ## record the golden bundle anew
-	$(RECORD_TINY) $(ARGS)
+golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and tiny in build/
+	$(KDTR) golden --corpus --out $(CORPUS)
+	$(RECORD_TINY)
+
+golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environments, compare bytes
+	$(KDTR) golden-check $(CORPUS)
 
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)

@@ -146,5 +146,6 @@ def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseI
         root=number("root"),
         rounds=tuple(round_input(i) for i in range(count("round"))),
         max_len=max_len,
+        level=str(entry["level"]),
         case_id=str(entry["id"]),
     )

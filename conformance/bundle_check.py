@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from kdtr.conformance.case import CaseInput
+from kdtr.conformance.case import STAGES, CaseInput
 from kdtr.contract import BundleError, ModelConfig, Source, Stage, stage_order
 
 EXPERT_GAP = "expert_gap"  # beside expert_ids: how firm the choice is (reference/moe.py)
+MARGINS = ("margin_float32", "margin_bfloat16")  # of each row, in golden_margins.py's units
+_DECIDING = ("logits", "router_scores")  # what a case of level DECISIONS keeps of the numbers
 _ROUTED = ("router_scores", "expert_ids", "expert_weights")
 
 
@@ -72,10 +74,14 @@ def _stages(
     config: ModelConfig, case: CaseInput, point: str, sizes: dict[str, int]
 ) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype kinds of every expectation of a point."""
-    is_round = point.startswith("round")
+    is_round, is_last = point.startswith("round"), point == case.points()[-1]
     drafted = is_round and case.rounds[int(point[len("round") :])].draft_logits is not None
+    for margin in MARGINS:
+        yield margin, (sizes["n"],), "f"
     for stage, layer in stage_order(config.num_hidden_layers):
-        if not _recorded(stage, is_round=is_round, drafted=drafted):
+        if not _happens(stage, is_round=is_round, drafted=drafted):
+            continue
+        if not is_recorded(stage, case.level, is_last=is_last):
             continue
         if layer is not None and stage.name in _ROUTED and config.is_dense(layer):
             continue
@@ -85,7 +91,14 @@ def _stages(
             yield stage_name(EXPERT_GAP, layer), shape[:1], "f"
 
 
-def _recorded(stage: Stage, *, is_round: bool, drafted: bool) -> bool:
+def is_recorded(stage: Stage, level: str, *, is_last: bool) -> bool:
+    """Whether a case of this level keeps the stage; the cache's numbers at its last point alone."""
+    if level == STAGES or stage.exact or stage.name in _DECIDING:
+        return True
+    return stage.source is Source.COMMIT and is_last
+
+
+def _happens(stage: Stage, *, is_round: bool, drafted: bool) -> bool:
     if stage.source is Source.JUDGE:  # nothing to record: the engine is its own measure
         return False
     if stage.source is Source.BUILD:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -73,6 +73,10 @@ class CasePlan:
                 f"case {self.alias}: {len(self.chunks)} prompt chunks and root = {self.root}; "
                 "expected a prompt or a root, and not both"
             )
+        if self.level not in (STAGES, DECISIONS):
+            raise CaseError(
+                f"case {self.alias}: level = {self.level!r}; expected {STAGES!r} or {DECISIONS!r}"
+            )
         if any(not chunk for chunk in self.chunks):
             raise CaseError(f"case {self.alias}: a prompt chunk is empty; expected token ids")
         if not self.rounds:
@@ -93,6 +97,7 @@ class CaseInput:
     """A recorded case, without any expectation: all that an engine ever sees.
 
     max_len  slots to open the session with: exactly what the case needs (SLOT-3)
+    level    how much of the truth is recorded beside it
     """
 
     alias: str
@@ -102,7 +107,8 @@ class CaseInput:
     root: int | None
     rounds: tuple[RoundInput, ...]
     max_len: int
-    case_id: str = field(default="")
+    level: str = STAGES
+    case_id: str = ""
 
     def points(self) -> list[str]:
         """Every chunk and round by name, in order."""

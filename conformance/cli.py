@@ -1,7 +1,8 @@
 """The `kdtr` command.
 
-Exit codes: 0 the gate passed or the bundle was written; 1 the gate failed; 2 the request could
-not be carried out (a refused file, engine, case or option).
+Exit codes: 0 the gate passed, the file was written or shown, the bundles are the same; 1 the gate
+failed, the bundles differ; 2 the request could not be carried out (a refused file, engine, case or
+option).
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from kdtr.conformance.case_index_cli import add_index_arguments, index_command
+from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
+from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command
+from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.report import print_report
 from kdtr.contract import EngineError, KdtrError
 
@@ -86,6 +93,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     golden.set_defaults(command=_golden)
     add_golden_arguments(golden)
+    check = verbs.add_parser(
+        "golden-check", help="record the corpus anew in many environments and compare bytes"
+    )
+    check.set_defaults(command=_golden_check)
+    check.add_argument("directory", metavar="DIR", help="the corpus, with its SHA256SUMS")
+    inspect = verbs.add_parser("inspect", help="show a bundle: model, cases, trees, tensors")
+    inspect.set_defaults(command=lambda args: inspect_command(args, _console()))
+    add_inspect_arguments(inspect)
+    diff = verbs.add_parser("diff", help="name the first stage in which two bundles differ")
+    diff.set_defaults(command=lambda args: diff_command(args, _console()))
+    add_diff_arguments(diff)
+    index = verbs.add_parser("index", help="write the cases of bundles as a Parquet table")
+    index.set_defaults(command=index_command)
+    add_index_arguments(index)
+    export = verbs.add_parser(
+        "export",
+        help="write a model as a Hugging Face directory or as GGUF",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export.set_defaults(command=_export)
+    add_export_arguments(export)
     return parser
 
 
@@ -111,9 +139,27 @@ def _gate(args: argparse.Namespace) -> int:
 def _golden(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     with _Progress() as progress:
-        sha256 = golden_command(args, progress.show)
-    print(f"{sha256}  {args.out}")
+        sums = golden_command(args, progress.show)
+    for name, sha256 in sums.items():
+        print(f"{sha256}  {name}")
     print(f"recorded in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    return PASSED
+
+
+def _golden_check(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    agreed = check_everywhere(Path(args.directory))
+    verdict = "same bytes everywhere" if agreed else "FAILED"
+    print(f"golden-check: {verdict}, in {time.perf_counter() - start:.0f} s")
+    return PASSED if agreed else FAILED
+
+
+def _export(args: argparse.Namespace) -> int:
+    with _Progress() as progress:
+        notes = export_command(args, progress.show)
+    for note in notes:
+        print(f"kdtr: note: {note}", file=sys.stderr)
+    print(args.to)
     return PASSED
 
 

@@ -13,18 +13,26 @@ from kdtr.conformance.bundle import (
     CORPUS_VERSION,
     GENERATOR_VERSION,
 )
-from kdtr.conformance.bundle_check import EXPERT_GAP, stage_name
+from kdtr.conformance.bundle_check import EXPERT_GAP, is_recorded, stage_name
 from kdtr.conformance.case import CaseInput, CasePlan, Drafted, Planted, RoundInput, RoundPlan
+from kdtr.conformance.golden_margins import PRECISIONS, ForwardRecorder, Shadow, clear_rows
 from kdtr.conformance.golden_plant import draft_logits, planted_tree
-from kdtr.contract import Array, CaseError, DraftTree, ModelConfig, rules_version
+from kdtr.contract import (
+    STAGE,
+    Acceptance,
+    Array,
+    CaseError,
+    DraftTree,
+    ModelConfig,
+    rules_version,
+)
 from kdtr.kdtr_format import config_tensors, write_bundle
 from kdtr.reference import make_engine
 from kdtr.reference.engine import ReferenceModel
-from kdtr.reference.moe import choice_gap
-from kdtr.reference.session import ReferenceSession
-from kdtr.reference.weights import MoeWeights
 
 Progress = Callable[[str], None]
+
+_SALTS = 16  # other tokens to try for a tree in which a row is thin in float32
 
 
 def record_bundle(
@@ -34,6 +42,8 @@ def record_bundle(
     weights: Mapping[str, np.ndarray],
     plans: Sequence[CasePlan],
     progress: Progress = lambda _: None,
+    *,
+    alignment: int = 256,
 ) -> str:
     """Record the cases on a model and write the bundle; returns the file's SHA-256.
 
@@ -44,7 +54,7 @@ def record_bundle(
     aliases = [plan.alias for plan in plans]
     if not plans or len(set(aliases)) != len(aliases):
         raise CaseError(f"cases {', '.join(aliases) or 'none'}; expected some, each with a name")
-    reference = make_engine().load((config, weights))
+    models = Models(config, weights)
     identity = weights_sha256(weights)
     tensors = {
         **config_tensors(config),
@@ -53,14 +63,16 @@ def record_bundle(
     entries = []
     for plan in plans:
         progress(plan.alias)
-        inputs, expected = record_case(reference, plan)
+        inputs, expected, thin = record_case(models, plan)
         tensors.update({f"input/{plan.alias}/{n}": a for n, a in inputs.tensors().items()})
         tensors.update({f"expect/{plan.alias}/{n}": a for n, a in expected.items()})
         entries.append(
             {
                 "alias": plan.alias,
                 "id": inputs.content_id(identity),
+                "level": plan.level,
                 "rules": list(plan.rules),
+                "thin": thin,
                 "why": plan.why,
             }
         )
@@ -74,7 +86,7 @@ def record_bundle(
             "rules": rules_version(),
         },
     }
-    return write_bundle(path, tensors, metadata)
+    return write_bundle(path, tensors, metadata, alignment=alignment)
 
 
 def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
@@ -87,69 +99,164 @@ def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def record_case(model: ReferenceModel, plan: CasePlan) -> tuple[CaseInput, dict[str, np.ndarray]]:
-    """Run a case; returns its inputs, and the expectations by `<point>/<stage>`."""
-    _check_fits(model.config, plan)
-    ahead = _continuation(model, plan)
-    session = model.open(max_len=model.config.max_position_embeddings)
-    expected: dict[str, np.ndarray] = {}
-    needed = 0
+class Models:
+    """The truth, and the honest engines of lower precision that say how firm a decision is."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> None:
+        source = (config, weights)
+        self.config = config
+        self.truth = make_engine().load(source)
+        self.emulated = {name: make_engine(arithmetic=name).load(source) for name in PRECISIONS}
+
+
+def record_case(
+    models: Models, plan: CasePlan
+) -> tuple[CaseInput, dict[str, np.ndarray], dict[str, int]]:
+    """Run a case.
+
+    Returns its inputs; the expectations by `<point>/<stage>`; and by precision how many
+    decisions are thin: of all rows in float32, of the accepted ones in lower precisions.
+    """
+    _check_fits(models.config, plan)
+    run = _Run(models, plan)
     for i, chunk in enumerate(plan.chunks):
-        recorder = _Recorder(model)
-        session.prefill(chunk, trace=recorder)
-        needed = session.committed_len
-        _keep(expected, f"chunk{i}", recorder, session)
+        run.prefill(f"chunk{i}", chunk)
     if plan.root is not None:
-        session.set_root(plan.root)
-    rounds = []
-    for i, round_plan in enumerate(plan.rounds):
-        done = session.committed_len - _prompt_len(plan)
-        entry = _round_input(model, plan, i, round_plan, session, ahead[done:])
-        recorder = _Recorder(model)
+        run.session.set_root(plan.root)
+    rounds = [run.round(f"round{i}", round_plan) for i, round_plan in enumerate(plan.rounds)]
+    inputs = CaseInput(
+        alias=plan.alias,
+        why=plan.why,
+        rules=plan.rules,
+        chunks=plan.chunks,
+        root=plan.root,
+        rounds=tuple(rounds),
+        max_len=run.needed,
+        level=plan.level,
+    )
+    return inputs, run.kept(inputs), run.thin
+
+
+class _Run:
+    """One case under way: the truth's session, and its shadows in lower precision."""
+
+    def __init__(self, models: Models, plan: CasePlan) -> None:
+        limit = models.config.max_position_embeddings
+        self.session = models.truth.open(max_len=limit)
+        self.needed = 0  # slots
+        self.thin = dict.fromkeys(PRECISIONS, 0)
+        self._models = models
+        self._plan = plan
+        self._ahead = _continuation(models.truth, plan)
+        self._shadows = {
+            precision: Shadow(model, limit) for precision, model in models.emulated.items()
+        }
+        self._expected: dict[str, np.ndarray] = {}
+
+    def prefill(self, point: str, chunk: tuple[int, ...]) -> None:
+        recorder = _Recorder(self._models.truth)
+        root = self.session.prefill(chunk, trace=recorder)
+        self.needed = self.session.committed_len
+        whole = Acceptance(tuple(range(len(chunk))), root)
+        self._keep(point, chunk, recorder, whole, first_target=len(chunk) - 1)
+
+    def round(self, point: str, plan: RoundPlan) -> RoundInput:
+        entry = self._input(f"case {self._plan.alias}, {point}", plan)
+        recorder = _Recorder(self._models.truth)
         if entry.draft_logits is not None:
             recorder("build_parents", None, np.array(entry.tree.parents))
             recorder("build_tokens", None, np.array(entry.tree.tokens))
-        needed = max(needed, session.committed_len + len(entry.tree))
-        session.round(entry.tree, trace=recorder)
-        _keep(expected, f"round{i}", recorder, session)
-        rounds.append(entry)
-    inputs = CaseInput(
-        plan.alias, plan.why, plan.rules, plan.chunks, plan.root, tuple(rounds), needed
-    )
-    return inputs, expected
+        self.needed = max(self.needed, self.session.committed_len + len(entry.tree))
+        done = self.session.round(entry.tree, trace=recorder)
+        self._keep(point, entry.tree.tokens, recorder, done.acceptance)
+        return entry
+
+    def kept(self, inputs: CaseInput) -> dict[str, np.ndarray]:
+        """What the case's level keeps."""
+        last = inputs.points()[-1]
+        return {
+            name: array
+            for name, array in self._expected.items()
+            if (stage := STAGE.get(name.rpartition("/")[2])) is None
+            or is_recorded(stage, inputs.level, is_last=name.startswith(last + "/"))
+        }
+
+    def _keep(
+        self,
+        point: str,
+        tokens: tuple[int, ...],
+        recorder: _Recorder,
+        acceptance: Acceptance,
+        *,
+        first_target: int = 0,
+    ) -> None:
+        shown = recorder.forward.shown()
+        margins = {}
+        for precision, shadow in self._shadows.items():
+            margin = shadow.margins(tokens, shown, first_target)
+            shadow.follow(acceptance)
+            rows = slice(None) if precision == "float32" else list(acceptance.path)
+            self.thin[precision] += int((~clear_rows(margin[rows])).sum())
+            margins[f"margin_{precision}"] = margin
+        cache = self.session.snapshot()
+        arrays = {
+            **recorder.arrays,
+            **margins,
+            "committed_len": np.array(self.session.committed_len),
+            "root": np.array(self.session.root),
+            "cache_tokens": cache.tokens,
+            "cache_positions": cache.positions,
+            "cache_c_kv": cache.c_kv,
+            "cache_k_pe": cache.k_pe,
+        }
+        self._expected.update({f"{point}/{name}": array for name, array in arrays.items()})
+
+    def _input(self, where: str, plan: RoundPlan) -> RoundInput:
+        """The round's tree; where tokens are ours to choose, so that every row is clear."""
+        if isinstance(plan, DraftTree):
+            if plan.tokens[0] != self.session.root:
+                raise CaseError(
+                    f"{where}: the tree's root is token {plan.tokens[0]}, the model's is "
+                    f"{self.session.root}; give that one, or plant the tree by parents and path"
+                )
+            return RoundInput(plan)
+        best: RoundInput | None = None
+        most = -1
+        for salt in range(_SALTS):
+            entry = self._salted(where if salt == 0 else f"{where}, salt {salt}", plan)
+            recorder = ForwardRecorder(self._models.truth)
+            self.session.verify(entry.tree, trace=recorder)
+            margins = self._shadows["float32"].margins(entry.tree.tokens, recorder.shown())
+            clear = int(clear_rows(margins).sum())
+            if clear > most:
+                best, most = entry, clear
+            if most == len(entry.tree):
+                break
+        assert best is not None
+        return best
+
+    def _salted(self, where: str, plan: Planted | Drafted) -> RoundInput:
+        done = self.session.committed_len - _prompt_len(self._plan)
+        vocab_size = self._models.config.vocab_size
+        if isinstance(plan, Planted):
+            return RoundInput(planted_tree(where, plan, self._ahead[done:], vocab_size))
+        logits = draft_logits(where, plan, self._ahead[done:], vocab_size)
+        return RoundInput(self.session.build(logits, plan.budget), logits, plan.budget)
 
 
 class _Recorder:
-    """A trace that copies every stage, and measures how firm the choice of experts is."""
+    """A trace that copies every stage, and what decides."""
 
     def __init__(self, model: ReferenceModel) -> None:
         self.arrays: dict[str, np.ndarray] = {}
-        self._model = model
+        self.forward = ForwardRecorder(model)
 
     def __call__(self, stage: str, layer: int | None, array: Array, /) -> None:
         self.arrays[stage_name(stage, layer)] = np.array(array)
+        self.forward(stage, layer, array)
         if stage == "router_scores":
             assert layer is not None
-            moe = self._model.weights.layers[layer].mlp
-            assert isinstance(moe, MoeWeights)
-            gap = choice_gap(self._model.config, array, moe.bias)
-            self.arrays[stage_name(EXPERT_GAP, layer)] = gap
-
-
-def _keep(
-    expected: dict[str, np.ndarray], point: str, recorder: _Recorder, session: ReferenceSession
-) -> None:
-    cache = session.snapshot()
-    arrays = {
-        **recorder.arrays,
-        "committed_len": np.array(session.committed_len),
-        "root": np.array(session.root),
-        "cache_tokens": cache.tokens,
-        "cache_positions": cache.positions,
-        "cache_c_kv": cache.c_kv,
-        "cache_k_pe": cache.k_pe,
-    }
-    expected.update({f"{point}/{name}": array for name, array in arrays.items()})
+            self.arrays[stage_name(EXPERT_GAP, layer)] = self.forward.gaps[layer]
 
 
 def _prompt_len(plan: CasePlan) -> int:
@@ -176,28 +283,6 @@ def _accept_len(plan: RoundPlan) -> int:
     if isinstance(plan, Planted):
         return len(plan.path)
     return len(plan.ranks) + 1 if isinstance(plan, Drafted) else len(plan)
-
-
-def _round_input(
-    model: ReferenceModel,
-    plan: CasePlan,
-    i: int,
-    round_plan: RoundPlan,
-    session: ReferenceSession,
-    ahead: Sequence[int],
-) -> RoundInput:
-    where = f"case {plan.alias}, round {i}"
-    if isinstance(round_plan, DraftTree):
-        if round_plan.tokens[0] != session.root:
-            raise CaseError(
-                f"{where}: the tree's root is token {round_plan.tokens[0]}, the model's is "
-                f"{session.root}; give that one, or plant the tree by parents and path"
-            )
-        return RoundInput(round_plan)
-    if isinstance(round_plan, Planted):
-        return RoundInput(planted_tree(where, round_plan, ahead, model.config.vocab_size))
-    logits = draft_logits(where, round_plan, ahead, model.config.vocab_size)
-    return RoundInput(session.build(logits, round_plan.budget), logits, round_plan.budget)
 
 
 def _check_fits(config: ModelConfig, plan: CasePlan) -> None:

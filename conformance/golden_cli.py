@@ -8,13 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
 from kdtr.conformance.case import CasePlan, Planted, RoundPlan
 from kdtr.conformance.golden import record_bundle
-from kdtr.conformance.seed_model import seed_tensors
-from kdtr.conformance.tiny_corpus import TINY_SEED, tiny_plans
+from kdtr.conformance.golden_corpus import TINY, record_corpus
+from kdtr.conformance.tiny_corpus import tiny_plans
 from kdtr.contract import CaseError, DraftTree, KdtrError, ModelConfig
 from kdtr.kdtr_format import read_checkpoint
 
@@ -31,7 +28,13 @@ def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--tiny", action="store_true", help="the seed model and its corpus")
     model.add_argument("--checkpoint", metavar="DIR", help="a Hugging Face directory")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the bundle to write")
+    model.add_argument("--corpus", action="store_true", help="every bundle of the corpus")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE",
+        help="the bundle to write; with --corpus, the directory",
+    )
     parser.add_argument(
         "--prompt",
         action="append",
@@ -57,16 +60,18 @@ def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", metavar="FILE", help="cases as JSON, see below")
 
 
-def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) -> str:
-    """Record the bundle; returns its SHA-256."""
+def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, str]:
+    """Record; returns the SHA-256 of each file."""
+    if args.corpus:
+        if args.prompt or args.cases or args.tree or args.decode:
+            raise CaseError("--corpus has its own cases; leave out --prompt, --tree, --cases")
+        directory = Path(args.out)
+        _make_directory(directory)
+        return record_corpus(directory, progress)
     if args.tiny:
-        config = ModelConfig.tiny()
-        weights: Mapping[str, np.ndarray] = {
-            # Exact: every weight is on a grid that bfloat16 holds (seed_model.py).
-            name: array.astype(ml_dtypes.bfloat16)
-            for name, array in seed_tensors(config, TINY_SEED).items()
-        }
-        model = {"name": "tiny", "seed": TINY_SEED}
+        config = TINY.config
+        weights: Mapping[str, Any] = TINY.tensors()
+        model: dict[str, Any] = {"name": TINY.name, "seed": TINY.seed}
         plans = _plans(args) or tiny_plans()
     else:
         checkpoint = read_checkpoint(args.checkpoint)
@@ -79,13 +84,17 @@ def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) ->
                 "no cases for the checkpoint; give --prompt with --tree or --decode, or --cases"
             )
     out = Path(args.out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CaseError(f"--out {out}: {error}; expected a place to write to") from error
+    _make_directory(out.parent)
     if out.is_dir():
         raise CaseError(f"--out {out} is a directory; expected the file to write")
-    return record_bundle(out, model, config, weights, plans, progress)
+    return {args.out: record_bundle(out, model, config, weights, plans, progress)}
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CaseError(f"--out: {error}; expected a place to write to") from error
 
 
 def _plans(args: argparse.Namespace) -> tuple[CasePlan, ...]:

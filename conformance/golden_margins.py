@@ -7,7 +7,6 @@ SAFETY times what two values can move against each other (NUM-2); below, it is *
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +43,7 @@ class ForwardRecorder:
         self._model = model
         self._arrays: dict[str, np.ndarray] = {}
         self._scores: dict[int, np.ndarray] = {}
-        self._gaps: dict[int, np.ndarray] = {}
+        self.gaps: dict[int, np.ndarray] = {}
 
     def __call__(self, stage: str, layer: int | None, array: Array, /) -> None:
         if stage in ("logits", "positions", "mask"):
@@ -54,10 +53,10 @@ class ForwardRecorder:
             moe = self._model.weights.layers[layer].mlp
             assert isinstance(moe, MoeWeights)
             self._scores[layer] = np.array(array)
-            self._gaps[layer] = choice_gap(self._model.config, array, moe.bias)
+            self.gaps[layer] = choice_gap(self._model.config, array, moe.bias)
 
     def shown(self) -> ForwardShown:
-        return ForwardShown(scores=self._scores, gaps=self._gaps, **self._arrays)
+        return ForwardShown(scores=self._scores, gaps=self.gaps, **self._arrays)
 
 
 class Shadow:
@@ -67,16 +66,20 @@ class Shadow:
         self._model = model
         self._session: ReferenceSession = model.open(max_len=max_len)
 
-    def margins(self, tokens: tuple[int, ...], truth: ForwardShown) -> np.ndarray:
+    def margins(
+        self, tokens: tuple[int, ...], truth: ForwardShown, first_target: int = 0
+    ) -> np.ndarray:
         """The thinnest decision of each row [n], in units of what the precision can move.
 
         Above 1: clear. Tokens: the gap between the two best logits, two of which move. Experts:
-        the gap already counts how many scores move.
+        the gap already counts how many scores move. inf where a row decides nothing.
+        first_target  rows before it choose no token: those of a prompt but the last
         """
         recorder = ForwardRecorder(self._model)
         self._session.forward_tokens(tokens, truth.positions, truth.mask, trace=recorder)
         mine = recorder.shown()
         margins = token_gaps(truth.logits) / (2 * SAFETY * _noise(truth.logits, mine.logits))
+        margins[:first_target] = np.inf
         for layer, scores in truth.scores.items():
             noise = SAFETY * _noise(scores, mine.scores[layer])
             margins = np.minimum(margins, truth.gaps[layer] / noise)
@@ -101,8 +104,3 @@ def _noise(truth: np.ndarray, mine: np.ndarray) -> np.ndarray:
     """The largest distance in each row [n]; never 0, so that a gap of 0 is a margin of 0."""
     distance = np.abs(truth - mine).max(axis=1)
     return np.maximum(distance, np.finfo(np.float64).tiny)
-
-
-def shadows(models: dict[str, ReferenceModel], max_len: int) -> Iterator[tuple[str, Shadow]]:
-    for precision, model in models.items():
-        yield precision, Shadow(model, max_len)

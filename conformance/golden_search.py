@@ -1,8 +1,8 @@
 """Choosing the corpus's prompts: `python -m kdtr.conformance.golden_search` rewrites the file.
 
-A prompt grows token by token. A token stays if its row decides clearly in float32; a whole
-prompt stays if every row that the case will accept decides clearly in bfloat16; else the search
-backs up. Models whose decisions are thin on purpose take the first prompt that float32 allows.
+A prompt grows token by token. A token stays if its row decides clearly in float32 and bfloat16;
+a whole prompt stays if every row that the case will accept does; else the search backs up.
+Models whose decisions are thin on purpose take the first prompt.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,9 @@ class _Search:
         return best, most == template.accepted
 
     def _prompts(self, template: Template) -> Iterator[list[int]]:
-        """Prompts clear in float32, by depth-first search over hashed candidates."""
+        """Prompts whose rows decide clearly, by depth-first search over hashed candidates."""
         length, vocab = sum(template.chunks), self.entry.model.config.vocab_size
+        ends = set(accumulate(template.chunks))
         stream = f"{self.entry.model.name}/{template.alias}"
 
         def grow(prompt: list[int]) -> Iterator[list[int]]:
@@ -61,17 +63,22 @@ class _Search:
                 width = 30 if len(prompt) == length - 1 else 8
                 candidates = hash_below(self.entry.model.seed, stem, width, vocab).tolist()
             for token in dict.fromkeys(candidates):
-                if self.entry.thin or self._clear_prompt([*prompt, token]):
+                if self.entry.thin or self._clear_prompt([*prompt, token], ends):
                     yield from grow([*prompt, token])
 
         return grow([])
 
-    def _clear_prompt(self, prompt: list[int]) -> bool:
+    def _clear_prompt(self, prompt: list[int], ends: set[int]) -> bool:
+        """Whether the last token decides clearly: its experts, and its target at a chunk's end."""
         session = self.truth.open(max_len=100)
         recorder = ForwardRecorder(self.truth)
         session.prefill(prompt, trace=recorder)
-        margins = Shadow(self.float32, 100).margins(tuple(prompt), recorder.shown())
-        return bool(clear_rows(margins)[-1])
+        last = len(prompt) - 1 if len(prompt) in ends else len(prompt)
+        for model in (self.float32, self.bfloat16):
+            margins = Shadow(model, 100).margins(tuple(prompt), recorder.shown(), last)
+            if not clear_rows(margins)[-1]:
+                return False
+        return True
 
     def _clear_accepted(self, template: Template, prompt: list[int]) -> int:
         """How many of the rows to be accepted decide clearly in bfloat16, before the first not."""
@@ -79,8 +86,7 @@ class _Search:
         shadow = Shadow(self.bfloat16, 100)
         recorder = ForwardRecorder(self.truth)
         root = session.prefill(prompt, trace=recorder)
-        if not clear_rows(shadow.margins(tuple(prompt), recorder.shown()))[-1]:
-            return 0
+        shadow.margins(tuple(prompt), recorder.shown())
         shadow.follow(Acceptance(tuple(range(len(prompt))), root))
         for row in range(template.accepted):
             recorder = ForwardRecorder(self.truth)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -74,7 +76,7 @@ def _table(results: list[CaseResult]) -> Table:
     table = Table()
     table.add_column("case", no_wrap=True)
     for mode in modes:
-        table.add_column(mode)
+        table.add_column(mode, min_width=len(mode))
     table.add_column("comparisons", justify="right", no_wrap=True)
     table.add_column("error/bound", justify="right", no_wrap=True)
     by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
@@ -84,7 +86,7 @@ def _table(results: list[CaseResult]) -> Table:
     for (of_bundle, case), by_mode in by_case.items():
         if of_bundle != bundle and len({result.bundle for result in results}) > 1:
             table.add_section()
-            table.add_row(Text(of_bundle, style="bold"))
+            table.add_row(Text(Path(of_bundle).name, style="bold"))
         bundle = of_bundle
         headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
         table.add_row(
