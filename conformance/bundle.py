@@ -16,7 +16,7 @@ import numpy as np
 
 from kdtr.conformance.bundle_check import EXPERT_GAP, check_expectations, stage_name
 from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.contract import BundleError, DraftTree, KdtrError, rules_version
+from kdtr.contract import BundleError, DraftTree, EmitLimit, KdtrError, rules_version
 from kdtr.kdtr_format import Bundle, read_model
 
 CORPUS_VERSION = 1  # which cases exist and what they ask
@@ -26,13 +26,24 @@ GENERATOR_VERSION = 1  # how the same cases are recorded
 class Expectation:
     """What the reference found at one point of a case: the judge's side, never an engine's."""
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], prefix: str) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        prefix: str,
+        weights: Mapping[str, np.ndarray],
+    ) -> None:
         self._tensors = tensors
         self._prefix = prefix
+        self._weights = weights
 
     def get(self, stage: str, layer: int | None = None) -> np.ndarray | None:
         """The stage's array, or None where the point has no such stage."""
         return self._tensors.get(self._prefix + stage_name(stage, layer))
+
+    def router_bias(self, layer: int) -> np.ndarray:
+        """The correction bias [e] of a layer, float64."""
+        name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+        return self._weights[name].astype(np.float64)
 
     def expert_gap(self, layer: int) -> np.ndarray:
         """How far each row [n] is from another choice of experts (NUM-2)."""
@@ -45,9 +56,11 @@ class GoldenCase:
 
     inputs: CaseInput
     _expected: Mapping[str, np.ndarray]
+    _weights: Mapping[str, np.ndarray]
 
     def expectation(self, point: str) -> Expectation:
-        return Expectation(self._expected, f"expect/{self.inputs.alias}/{point}/")
+        prefix = f"expect/{self.inputs.alias}/{point}/"
+        return Expectation(self._expected, prefix, self._weights)
 
 
 class GoldenBundle:
@@ -74,7 +87,9 @@ class GoldenBundle:
             self.config, self.weights = read_model(bundle.view("config/", "weights/"))
             self.cases = tuple(
                 GoldenCase(
-                    _read_case(path, bundle, entry), bundle.view(f"expect/{entry['alias']}/")
+                    _read_case(path, bundle, entry),
+                    bundle.view(f"expect/{entry['alias']}/"),
+                    self.weights,
                 )
                 for entry in metadata["cases"]
             )
@@ -127,7 +142,9 @@ def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseI
         except KdtrError as error:
             raise BundleError(f"{path}: {prefix}{at}: {error}") from error
         logits = tensors.get(prefix + at + "draft_logits")
-        return RoundInput(tree, logits, number(at + "budget"))
+        stops = integers(at + "stop_tokens") if prefix + at + "stop_tokens" in tensors else ()
+        limit = EmitLimit(frozenset(stops), number(at + "max_emitted"))
+        return RoundInput(tree, logits, number(at + "budget"), limit)
 
     def count(point: str) -> int:
         i = 0

@@ -7,20 +7,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kdtr.contract import CaseError, DraftTree
+from kdtr.contract import NO_LIMIT, CaseError, DraftTree, EmitLimit
 
 
 @dataclass(frozen=True, slots=True)
 class Planted:
     """A tree whose accepted path is planted: the recorder fills in tokens from the truth.
 
-    parents  as in DraftTree
-    path     the nodes to be accepted, root first; a node off it gets a token that is not the
-             target of its parent
+    parents      as in DraftTree
+    path         the nodes to be accepted, root first; a node off it gets a token that is not the
+                 target of its parent
+    max_emitted  the round's length limit, or None (ACC-4)
+    stop_at      index of the emitted token that the round is told to stop at, or None (ACC-4)
     """
 
     parents: tuple[int, ...]
     path: tuple[int, ...] = (0,)
+    max_emitted: int | None = None
+    stop_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class RoundInput:
     tree: DraftTree
     draft_logits: np.ndarray | None = None
     budget: int | None = None
+    limit: EmitLimit = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,6 +130,11 @@ class CaseInput:
         for i, entry in enumerate(self.rounds):
             tensors[f"round{i}/tokens"] = np.array(entry.tree.tokens)
             tensors[f"round{i}/parents"] = np.array(entry.tree.parents)
+            if entry.limit.stop_tokens:
+                stops = sorted(entry.limit.stop_tokens)
+                tensors[f"round{i}/stop_tokens"] = np.array(stops)
+            if entry.limit.max_emitted is not None:
+                tensors[f"round{i}/max_emitted"] = np.array(entry.limit.max_emitted)
             if entry.draft_logits is not None:
                 tensors[f"round{i}/draft_logits"] = entry.draft_logits
                 tensors[f"round{i}/budget"] = np.array(entry.budget)

@@ -19,7 +19,7 @@ _AXIS = {
     "e": "expert",
     "k": "choice",
     "w": "token",
-    "a": "step",
+    "a": "path node",
     "l": "layer",
     "t": "slot",
     "2": "side",
@@ -102,13 +102,20 @@ def compare_numeric(
     row = tuple(int(i) for i in out[0][:row_axes])
     within = np.unravel_index(int(ratio[row].argmax()), ratio[row].shape)
     index = (*row, *(int(i) for i in within))
+    own = float(ratio[index])
+    summary = f"{len(out)} of {expected.size} out of bounds, the first row of them by {own:.3g} times"
+    if headroom > own:
+        worst = np.unravel_index(int(ratio.argmax()), ratio.shape)[:row_axes]
+        names = ("row",) if row_axes == 1 else ("layer", "slot")
+        at = ", ".join(f"{name} {i}" for name, i in zip(names, worst, strict=True))
+        summary += f", the worst ({at}) by {headroom:.3g} times"
     return Comparison(
         Difference(
-            f"{len(out)} of {expected.size} out of bounds, the worst by {headroom:.3g} times",
+            summary,
             index,
             f"{_number(expected[index])} within {float(bound[row].max()):.2g}",
             f"{_number(actual[index])}, off by {float(error[index]):.3g}",
-            float(ratio[index]),
+            own,
         ),
         headroom,
     )

@@ -50,6 +50,9 @@ def difference_lines(found: BundleDifference) -> Iterator[str]:
         yield f"first difference: {printable(found.first.place)}"
         yield f"  tensor    {printable(found.first.name)}"
         yield from (f"  {printable(line)}" for line in found.first.lines)
+    for side, names in zip("AB", found.only, strict=True):
+        if names:
+            yield f"tensors only in {side}: {len(names)}{_parts(names)}"
     yield _verdict(found)
 
 
@@ -58,11 +61,7 @@ def _verdict(found: BundleDifference) -> str:
         return "same bytes"
     if found.same_content:
         return "same content; the bytes differ in alignment or in what a reader may ignore"
-    text = f"{len(found.unequal)} of {found.n_common} common tensors differ{_parts(found.unequal)}"
-    for side, names in zip("AB", found.only, strict=True):
-        if names:
-            text += f", {len(names)} only in {side}{_parts(names)}"
-    return text
+    return f"{len(found.unequal)} of {found.n_common} common tensors differ{_parts(found.unequal)}"
 
 
 def _parts(names: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from kdtr.conformance.case import CaseInput, RoundInput
 from kdtr.conformance.observe import Observation, copied_rows, host_cache, unchanged_rows
 from kdtr.contract import (
+    NO_LIMIT,
     Acceptance,
     EngineError,
     EngineInfo,
@@ -45,6 +46,7 @@ class Mode:
     pinned   golden history is committed in each round: a near tie does not end the case
     applies  whether the mode asks a case's questions at all
     hides    stages that this way of use cannot show
+    traces   whether the engine is asked for its stages; without, it runs as it ships
     """
 
     name: str
@@ -54,15 +56,19 @@ class Mode:
     drive_round: Callable[[Driver, RoundInput, Pin, Observation], None]
     hides: Callable[[Stage], bool]
     applies: Callable[[CaseInput], bool] = lambda case: True
+    traces: bool = True
 
 
 class Driver:
     """A session, and what its engine declares."""
 
-    def __init__(self, session: Session, info: EngineInfo, config: ModelConfig) -> None:
+    def __init__(
+        self, session: Session, info: EngineInfo, config: ModelConfig, *, traces: bool
+    ) -> None:
         self.session = session
         self.info = info
         self.config = config
+        self._traces = traces and bool(info.stages)
         self._last: LogicalCache | None = None  # the snapshot after the point before
 
     def offers(self, verb: str) -> bool:
@@ -70,7 +76,7 @@ class Driver:
 
     def tracing(self, seen: Observation) -> dict[str, Any]:
         """The keyword that asks for a trace, for engines that show any stage."""
-        return {"trace": seen} if self.info.stages else {}
+        return {"trace": seen} if self._traces else {}
 
     def look_untouched(self, seen: Observation) -> None:
         """The committed rows after a verify, against those before it (SLOT-2)."""
@@ -129,14 +135,14 @@ def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) ->
     seen.put_verified(verified, len(entry.tree), driver.config.vocab_size)
     driver.look_untouched(seen)
     if driver.offers("accept"):
-        seen.put_acceptance("accept()", session.accept(entry.tree))
+        seen.put_acceptance("accept()", session.accept(entry.tree, **_limited(entry)))
     session.commit(pin.acceptance)
     driver.look(seen, pin.acceptance.path)
 
 
 def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None:
     """round(): verify, accept and commit as shipped; the engine lives with its own decisions."""
-    done = driver.session.round(entry.tree, **driver.tracing(seen))
+    done = driver.session.round(entry.tree, **_limited(entry), **driver.tracing(seen))
     if not isinstance(done, Round):
         raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
     seen.put_acceptance("round()", done.acceptance)
@@ -163,6 +169,16 @@ def _forward(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Observatio
     seen.put_logits("forward_tokens()", logits, len(tokens), driver.config.vocab_size)
     driver.session.commit(pin.acceptance)
     driver.look(seen, pin.acceptance.path)
+
+
+def _limited(entry: RoundInput) -> dict[str, Any]:
+    """The keyword for a limit, in the rounds that have one (ACC-4)."""
+    return {} if entry.limit == NO_LIMIT else {"limit": entry.limit}
+
+
+def _hides_forward(stage: Stage) -> bool:
+    forward = stage.source in (Source.FORWARD, Source.LAYER, Source.BUILD)
+    return forward or stage.name in ("targets", "moves", "copied")
 
 
 def _hides(names: frozenset[str], stage: Stage) -> bool:
@@ -193,6 +209,15 @@ MODES: tuple[Mode, ...] = (
         _prefill,
         _fused,
         partial(_hides, frozenset({"build_parents", "build_tokens"})),
+    ),
+    Mode(
+        "shipped",
+        frozenset({"prefill", "round"}),
+        False,
+        _prefill,
+        _fused,
+        _hides_forward,
+        traces=False,
     ),
     Mode(
         "decode",

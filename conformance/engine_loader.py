@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import inspect
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kdtr.conformance.raised import RAISED, told
@@ -21,6 +24,7 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     """
     factory = _factory(name)
     options = dict(options or {})
+    _check_options(name, factory, options)
     try:
         engine = factory(**options)
     except KdtrError:
@@ -43,6 +47,8 @@ def _factory(name: str) -> Any:
         raise EngineError(f"engine {name!r}; expected package.module:factory")
     try:
         module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise EngineError(f"engine {name}: {_not_found(module_name, error)}") from error
     except RAISED as error:  # an engine's module may raise anything on import
         raise EngineError(f"engine {name}: importing {module_name} raised {told(error)}") from error
     if not hasattr(module, attribute):
@@ -54,6 +60,39 @@ def _factory(name: str) -> Any:
             "returns an engine"
         )
     return factory
+
+
+def _not_found(module_name: str, error: ModuleNotFoundError) -> str:
+    """Which module there is not: the engine's own, or one that it imports; and what to do."""
+    missing = error.name or ""
+    if f"{module_name}.".startswith(f"{missing}."):
+        here = Path.cwd()
+        looked = f"{here} and " if {"", str(here)} & set(sys.path) else ""
+        return (
+            f"no module {missing} in {looked}the packages of {sys.executable}; start kdtr in the "
+            "directory that holds it, name that directory in PYTHONPATH, or install its package"
+        )
+    return (
+        f"importing {module_name} raised {told(error)}; install what it imports into the Python "
+        f"that runs kdtr, {sys.executable}"
+    )
+
+
+def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
+    """Refuse keywords that the factory does not take, where it says which it takes."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # no signature to read: the call itself will tell
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        raise EngineError(
+            f"engine {name}: the factory has no option {', '.join(unknown)}; expected "
+            + (f"some of {', '.join(known)}" if known else "none, it takes no options")
+        )
 
 
 def _entry_point(name: str) -> Any:

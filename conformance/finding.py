@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -36,10 +38,13 @@ class Place:
 class Finding:
     """One divergence, with everything a person needs to look it up.
 
-    where     coordinates by name, for example "layer 2, row 3 (path 0-2-3), head 1"
-    summary   what differs
-    expected  and actual: the values there, as text
-    rules     ids that a difference first seen here breaks
+    where      coordinates by name, for example "layer 2, row 3 (path 0-2-3), head 1"
+    summary    what differs
+    expected   and actual: the values there, as text
+    rules      ids that a difference first seen here breaks
+    next_step  what to show next, where the engine shows too little to tell the cause
+    reproduce  the command that shows this finding alone
+    n_rows     rows fed to the engine up to there: findings are told in this order
     """
 
     verdict: Verdict
@@ -50,10 +55,12 @@ class Finding:
     expected: str = ""
     actual: str = ""
     rules: tuple[str, ...] = ()
+    next_step: str = ""
     reproduce: str = ""
+    n_rows: int = 0
 
-    def lines(self) -> list[str]:
-        """The finding as text, without colour."""
+    def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
+        """The finding as text, without colour; of the rules in `told`, the ids alone."""
         place = self.place
         head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
         text = [f"{head}: {self.stage}: {self.summary}"]
@@ -63,10 +70,31 @@ class Finding:
             text.append(f"  expected  {self.expected}")
         if self.actual:
             text.append(f"  actual    {self.actual}")
-        text.extend(f"  {rule_id:<9} {rule(rule_id)}" for rule_id in self.rules)
+        above = set(told)
+        for rule_id in self.rules:
+            if rule_id not in above:
+                text += _entry(rule_id, rule(rule_id), width)
+        again = [rule_id for rule_id in self.rules if rule_id in above]
+        if again:
+            text += _entry("breaks" if again == [*self.rules] else "also", ", ".join(again), width)
+        if self.next_step:
+            text += _entry("next", self.next_step, width)
         if self.reproduce:
-            text.append(f"  again     {self.reproduce}")
+            text.append(f"  again     {self.reproduce}")  # one line, to be copied
         return text
+
+
+def _entry(label: str, sentence: str, width: int) -> list[str]:
+    """A label and a sentence beside it, wrapped to the width."""
+    head = f"  {label:<9} "
+    return textwrap.wrap(
+        sentence,
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @dataclass(slots=True)

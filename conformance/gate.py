@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
+from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
+from kdtr.conformance.next_step import placed
 from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import CaseError, Engine
 
@@ -26,6 +28,10 @@ class Selection:
     cases: frozenset[str] = frozenset()
     modes: frozenset[str] = frozenset()
     until: str | None = None
+
+    def takes(self, case: CaseInput) -> bool:
+        """Whether the case is selected, by alias or id."""
+        return not self.cases or bool(self.cases & {case.alias, case.case_id})
 
 
 @dataclass(slots=True)
@@ -56,8 +62,9 @@ def run_gate(
     options: Mapping[str, Any] | None = None,
     selection: Selection = Selection(),
     progress: Progress = lambda _: None,
+    command: str = "kdtr",
 ) -> GateResult:
-    """Judge the engine. `engine_name` and `options` are for the reproduction lines.
+    """Judge the engine. `engine_name`, `options` and `command` are for the reproduction lines.
 
     Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
     CaseError for a selection that selects nothing.
@@ -75,7 +82,9 @@ def run_gate(
             bundle.close()
     for result in gate.results:
         result.findings = [
-            replace(finding, reproduce=_reproduce(finding.place, engine_name, options or {}))
+            replace(
+                finding, reproduce=_reproduce(finding.place, engine_name, options or {}, command)
+            )
             for finding in result.findings
         ]
     return gate
@@ -101,15 +110,17 @@ def _judge_bundle(
         gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
         return
     for case in bundle.cases:
-        if selection.cases and not selection.cases & {case.inputs.alias, case.inputs.case_id}:
+        if not selection.takes(case.inputs):
             continue
         for mode in _modes(selection):
             if not mode.applies(case.inputs):
                 continue
+            if not mode.traces and not info.stages:  # every mode runs it as it ships
+                continue
             progress(f"{case.inputs.alias} / {mode.name}")
-            gate.results.append(
-                judge_case(name, model, info, bundle.config, case, mode, selection.until)
-            )
+            result = judge_case(name, model, info, bundle.config, case, mode, selection.until)
+            result.findings = [placed(finding, info, case) for finding in result.findings]
+            gate.results.append(result)
     try:
         model.close()
     except RAISED as error:
@@ -134,15 +145,20 @@ def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> N
             f"no case {', '.join(unknown)}; the bundles have "
             f"{', '.join(case.alias for case in cases)}"
         )
-    points = {point for case in cases for point in case.points()}
+    selected = [case for case in cases if selection.takes(case)]
+    points = {point for case in selected for point in case.points()}
     if selection.until is not None and selection.until not in points:
+        in_order = sorted(points, key=lambda point: (point[0], len(point), point))
+        subject = "no case has" if not selection.cases else "no selected case has"
         raise CaseError(
-            f"no case has a point {selection.until!r}; the points are {', '.join(sorted(points))}"
+            f"{subject} a point {selection.until!r}; the points are {', '.join(in_order)}"
         )
 
 
-def _reproduce(place: Place, engine_name: str, options: Mapping[str, Any]) -> str:
-    words = ["kdtr", "gate", place.bundle, "--engine", engine_name]
+def _reproduce(
+    place: Place, engine_name: str, options: Mapping[str, Any], command: str = "kdtr"
+) -> str:
+    words = [command, "gate", place.bundle, "--engine", engine_name]
     for key, value in options.items():
         words += ["--engine-option", f"{key}={_option_value(value)}"]
     if place.case != "all":

@@ -23,6 +23,7 @@ from kdtr.contract import (
     Array,
     CaseError,
     DraftTree,
+    EmitLimit,
     ModelConfig,
     rules_version,
 )
@@ -167,7 +168,7 @@ class _Run:
             recorder("build_parents", None, np.array(entry.tree.parents))
             recorder("build_tokens", None, np.array(entry.tree.tokens))
         self.needed = max(self.needed, self.session.committed_len + len(entry.tree))
-        done = self.session.round(entry.tree, trace=recorder)
+        done = self.session.round(entry.tree, limit=entry.limit, trace=recorder)
         self._keep(point, entry.tree.tokens, recorder, done.acceptance)
         return entry
 
@@ -239,7 +240,9 @@ class _Run:
         done = self.session.committed_len - _prompt_len(self._plan)
         vocab_size = self._models.config.vocab_size
         if isinstance(plan, Planted):
-            return RoundInput(planted_tree(where, plan, self._ahead[done:], vocab_size))
+            ahead = self._ahead[done:]
+            tree = planted_tree(where, plan, ahead, vocab_size)
+            return RoundInput(tree, limit=_limit(plan, ahead))
         logits = draft_logits(where, plan, self._ahead[done:], vocab_size)
         return RoundInput(self.session.build(logits, plan.budget), logits, plan.budget)
 
@@ -257,6 +260,12 @@ class _Recorder:
         if stage == "router_scores":
             assert layer is not None
             self.arrays[stage_name(EXPERT_GAP, layer)] = self.forward.gaps[layer]
+
+
+def _limit(plan: Planted, ahead: Sequence[int]) -> EmitLimit:
+    """Emitted token j of a planted path is ahead[j + 1]."""
+    stops = () if plan.stop_at is None else (ahead[plan.stop_at + 1],)
+    return EmitLimit(frozenset(stops), plan.max_emitted)
 
 
 def _prompt_len(plan: CasePlan) -> int:

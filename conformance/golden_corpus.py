@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdtr.conformance.corpus import CorpusModel, corpus_models, corpus_plans
+from kdtr.conformance.corpus_models import CorpusModel, corpus_models, corpus_plans
 from kdtr.conformance.golden import record_bundle
 from kdtr.conformance.seed_model import SeedModel
 from kdtr.conformance.tiny_corpus import TINY_SEED, tiny_plans

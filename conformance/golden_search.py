@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kdtr.conformance.corpus import CorpusModel, Template, corpus_models
+from kdtr.conformance.corpus_models import CorpusModel, Template, corpus_models
 from kdtr.conformance.golden_margins import ForwardRecorder, Shadow, clear_rows
 from kdtr.conformance.seed_model import hash_below
 from kdtr.contract import Acceptance
@@ -70,20 +70,20 @@ class _Search:
 
     def _clear_prompt(self, prompt: list[int], ends: set[int]) -> bool:
         """Whether the last token decides clearly: its experts, and its target at a chunk's end."""
-        session = self.truth.open(max_len=100)
+        session = self.truth.open(max_len=300)
         recorder = ForwardRecorder(self.truth)
         session.prefill(prompt, trace=recorder)
         last = len(prompt) - 1 if len(prompt) in ends else len(prompt)
         for model in (self.float32, self.bfloat16):
-            margins = Shadow(model, 100).margins(tuple(prompt), recorder.shown(), last)
+            margins = Shadow(model, 300).margins(tuple(prompt), recorder.shown(), last)
             if not clear_rows(margins)[-1]:
                 return False
         return True
 
     def _clear_accepted(self, template: Template, prompt: list[int]) -> int:
         """How many of the rows to be accepted decide clearly in bfloat16, before the first not."""
-        session = self.truth.open(max_len=100)
-        shadow = Shadow(self.bfloat16, 100)
+        session = self.truth.open(max_len=300)
+        shadow = Shadow(self.bfloat16, 300)
         recorder = ForwardRecorder(self.truth)
         root = session.prefill(prompt, trace=recorder)
         shadow.margins(tuple(prompt), recorder.shown())

@@ -17,7 +17,7 @@ import numpy as np
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
 from kdtr.conformance.case_index import PRECISIONS, Point, case_points, node_depths, stage
-from kdtr.contract import DraftTree, ModelConfig
+from kdtr.contract import NO_LIMIT, DraftTree, EmitLimit, ModelConfig
 from kdtr.kdtr_format import Bundle, Entry
 from kdtr.kdtr_format.layout import HEADER, HEADER_SIZE, Header
 
@@ -169,6 +169,8 @@ def _round_lines(case: GoldenCase, point: Point) -> Iterator[str]:
         f"  {point.name}: {_count(point.n_rows, 'node')}, depth {point.depth}, after "
         f"{_count(point.committed_len, 'committed token')}{drafted}"
     )
+    if entry.limit != NO_LIMIT:
+        yield from wrapped("limit", _limit(entry.limit), indent=4)
     positions, targets = (stage(found, name).tolist() for name in ("positions", "targets"))
     for line in tree_lines(entry.tree, positions, targets, point.path):
         yield "    " + line
@@ -177,6 +179,14 @@ def _round_lines(case: GoldenCase, point: Point) -> Iterator[str]:
     yield from wrapped("bonus", f"token {point.bonus}", indent=4)
     yield from wrapped("emitted", " ".join(map(str, point.emitted)), indent=4)
     yield from _margin_lines(point)
+
+
+def _limit(limit: EmitLimit) -> str:
+    """When the round stops emitting (ACC-4)."""
+    parts = [] if limit.max_emitted is None else [f"at most {limit.max_emitted} emitted"]
+    if limit.stop_tokens:
+        parts.append(f"stops at token {' or '.join(map(str, sorted(limit.stop_tokens)))}")
+    return ", ".join(parts)
 
 
 def _margin_lines(point: Point) -> list[str]:
@@ -238,6 +248,8 @@ def tensor_lines(entry: Entry, array: np.ndarray) -> list[str]:
     text = np.array2string(
         array, precision=6, threshold=200, edgeitems=edge, max_line_width=WIDTH - 2
     )
+    if array.ndim == 0:
+        text = str(array[()])  # a single number in full
     return [*lines, *(f"  {line}".rstrip() for line in text.splitlines())]
 
 

@@ -17,7 +17,7 @@ from kdtr.conformance.compare import (
 )
 from kdtr.conformance.drive import Driver, Mode, Pin
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.near_tie import near_tie
+from kdtr.conformance.near_tie import Decisions
 from kdtr.conformance.observe import Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
 from kdtr.conformance.tolerance import row_bound
@@ -68,7 +68,7 @@ def judge_case(
     try:
         if case.inputs.root is not None:
             session.set_root(case.inputs.root)
-        driver = Driver(session, info, config)
+        driver = Driver(session, info, config, traces=mode.traces)
         for number, point in enumerate(points):
             goes_on = judge.point(driver, point)
             result.points += 1
@@ -188,17 +188,14 @@ class _CaseJudge:
         if actual.dtype.kind not in "iu" or actual.ndim != expected.ndim:
             return finding
         bonus = seen.arrays.get(("bonus", None))
-        tie = near_tie(
+        decisions = Decisions(
             expectation,
-            stage,
-            layer,
-            expected,
-            actual,
             self._config,
             self._info.profile,
-            seen.arrays.get(("logits", None)),
-            None if bonus is None else int(bonus),
+            logits=seen.arrays.get(("logits", None)),
+            bonus=None if bonus is None else int(bonus),
         )
+        tie = decisions.near_tie(stage, layer, expected, actual)
         return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
 
     def _compare_values(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
@@ -9,124 +11,117 @@ from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound
 from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
 
 
-def near_tie(
-    expectation: Expectation,
-    stage: Stage,
-    layer: int | None,
-    expected: np.ndarray,
-    actual: np.ndarray,
-    config: ModelConfig,
-    profile: NumericProfile,
-    logits: np.ndarray | None = None,
-    bonus: int | None = None,
-) -> str | None:
-    """NUM-2: why a decision that differs is no failure, or None when it is one.
+@dataclass(frozen=True, slots=True, eq=False)
+class Decisions:
+    """What is needed to tell a near tie from a wrong decision at one point of a case.
 
-    logits [n, w], bonus: the engine's own, where it shows them
-    Every row that differs must be thinner than the bounds allow to tell apart. A token that is
-    not the engine's own top one is no tie but a wrong argmax (ACC-1).
+    logits [n, w] and bonus: the engine's own, where it shows them
     """
-    if stage.name == "targets" and actual.shape == expected.shape:
-        return _token_tie(expectation, expected, actual, config, profile, logits)
-    if stage.name in ("root", "bonus") and expected.ndim == 0:
-        return _last_token_tie(expectation, expected, actual, config, profile, logits)
-    if stage.name == "path" and bonus is not None:
-        return _path_tie(expectation, expected, actual, bonus, config, profile, logits)
-    if stage.name == "expert_ids" and actual.shape == expected.shape:
-        assert layer is not None
-        scores = expectation.get("router_scores", layer)
+
+    expectation: Expectation
+    config: ModelConfig
+    profile: NumericProfile
+    logits: np.ndarray | None = None
+    bonus: int | None = None
+
+    def near_tie(
+        self, stage: Stage, layer: int | None, expected: np.ndarray, actual: np.ndarray
+    ) -> str | None:
+        """NUM-2: why a decision that differs is no failure, or None when it is one.
+
+        Every row that differs must be thinner than the bounds allow to tell apart, and what was
+        chosen must lie that close to the top. A token that is not the engine's own top one is no
+        tie but a wrong argmax (ACC-1).
+        """
+        if stage.name == "targets" and actual.shape == expected.shape:
+            return self._tokens(expected, actual)
+        if stage.name in ("root", "bonus") and expected.ndim == 0:
+            path = self.expectation.get("path")
+            row = len(self._true_logits()) - 1 if path is None else int(path[-1])
+            return self._token(row, int(expected), int(actual))
+        if stage.name == "path" and self.bonus is not None:
+            return self._path(expected, actual, self.bonus)
+        if stage.name == "expert_ids" and actual.shape == expected.shape:
+            assert layer is not None
+            return self._experts(layer, expected, actual)
+        return None
+
+    def _true_logits(self) -> np.ndarray:
+        logits = self.expectation.get("logits")
+        assert logits is not None
+        return logits
+
+    def _tokens(self, expected: np.ndarray, actual: np.ndarray) -> str | None:
+        logits = self._true_logits()
+        allowed = 2 * row_bound(STAGE["logits"], None, logits, self.config, self.profile)[:, 0]
+        rows = np.flatnonzero(expected != actual)
+        in_range = (actual[rows] >= 0) & (actual[rows] < self.config.vocab_size)
+        if not in_range.all():
+            return None
+        gap = logits[rows, expected[rows]] - logits[rows, actual[rows]]
+        if (gap > allowed[rows]).any():
+            return None
+        own = self.logits
+        if (
+            own is not None
+            and not _is_top(own[rows].astype(np.float64), actual[rows], self.profile).all()
+        ):
+            return None
+        row = rows[0]
+        return f"the logits of row {row} differ by {gap[0]:.2g}, less than {allowed[row]:.2g}"
+
+    def _token(self, row: int, expected: int, actual: int) -> str | None:
+        """The tie of one row, as the targets of a forward in which no other row differs."""
+        if expected == actual:
+            return None
+        right = np.zeros(len(self._true_logits()), dtype=np.int64)
+        took = right.copy()
+        right[row], took[row] = expected, actual
+        return self._tokens(right, took)
+
+    def _path(self, expected: np.ndarray, actual: np.ndarray, bonus: int) -> str | None:
+        """The walks part after a node whose target hangs on little: known from what each took."""
+        tokens, last = self.expectation.get("tokens"), self.expectation.get("bonus")
+        assert tokens is not None
+        assert last is not None
+        shared = 0
+        while shared < min(len(expected), len(actual)) and expected[shared] == actual[shared]:
+            shared += 1
+        if shared == 0 or actual.max() >= len(tokens):
+            return None
+        took = tokens[actual[shared]] if shared < len(actual) else bonus
+        right = tokens[expected[shared]] if shared < len(expected) else last
+        return self._token(int(expected[shared - 1]), int(right), int(took))
+
+    def _experts(self, layer: int, expected: np.ndarray, actual: np.ndarray) -> str | None:
+        """Legal if the router would choose so with every score moved its bound in favour of it."""
+        scores = self.expectation.get("router_scores", layer)
         assert scores is not None
-        bound = row_bound(STAGE["router_scores"], layer, scores, config, profile)[:, 0]
+        bound = row_bound(STAGE["router_scores"], layer, scores, self.config, self.profile)
         rows = np.flatnonzero((expected != actual).any(axis=1))
-        gap = expectation.expert_gap(layer)[rows]
-        if (gap <= bound[rows]).all():
-            return (
-                f"the choice of row {rows[0]} hangs on {gap[0]:.2g}, less than {bound[rows[0]]:.2g}"
-            )
-    return None
+        if actual.min() < 0 or actual.max() >= self.config.n_routed_experts:
+            return None
+        chosen = np.zeros(scores.shape, dtype=bool)
+        np.put_along_axis(chosen, actual, True, axis=1)
+        biased = scores + self.expectation.router_bias(layer)
+        favoured = biased + np.where(chosen, bound, -bound)
+        for row in rows:
+            if not np.array_equal(_choice(self.config, favoured[row]), np.flatnonzero(chosen[row])):
+                return None
+        row = rows[0]
+        gap = self.expectation.expert_gap(layer)[row]
+        return f"the choice of row {row} hangs on {gap:.2g}, less than {bound[row, 0]:.2g}"
 
 
-def _token_tie(
-    expectation: Expectation,
-    expected: np.ndarray,
-    actual: np.ndarray,
-    config: ModelConfig,
-    profile: NumericProfile,
-    own: np.ndarray | None,
-) -> str | None:
-    logits = expectation.get("logits")
-    assert logits is not None
-    allowed = 2 * row_bound(STAGE["logits"], None, logits, config, profile)[:, 0]
-    rows = np.flatnonzero(expected != actual)
-    in_range = (actual[rows] >= 0) & (actual[rows] < config.vocab_size)
-    if not in_range.all():
-        return None
-    gap = logits[rows, expected[rows]] - logits[rows, actual[rows]]
-    if (gap > allowed[rows]).any():
-        return None
-    if own is not None and not _is_top(own[rows].astype(np.float64), actual[rows], profile).all():
-        return None
-    return f"the logits of row {rows[0]} differ by {gap[0]:.2g}, less than {allowed[rows[0]]:.2g}"
-
-
-def _path_tie(
-    expectation: Expectation,
-    expected: np.ndarray,
-    actual: np.ndarray,
-    bonus: int,
-    config: ModelConfig,
-    profile: NumericProfile,
-    own: np.ndarray | None,
-) -> str | None:
-    """The walks part after a node whose target hangs on little: known from what each took next."""
-    tokens, last = expectation.get("tokens"), expectation.get("bonus")
-    assert tokens is not None
-    assert last is not None
-    shared = 0
-    while shared < min(len(expected), len(actual)) and expected[shared] == actual[shared]:
-        shared += 1
-    if shared == 0 or actual.max() >= len(tokens):
-        return None
-    took = tokens[actual[shared]] if shared < len(actual) else bonus
-    right = tokens[expected[shared]] if shared < len(expected) else last
-    row = int(expected[shared - 1])
-    return _one_token_tie(expectation, row, int(right), int(took), config, profile, own)
-
-
-def _last_token_tie(
-    expectation: Expectation,
-    expected: np.ndarray,
-    actual: np.ndarray,
-    config: ModelConfig,
-    profile: NumericProfile,
-    own: np.ndarray | None,
-) -> str | None:
-    """The root after a prefill, the bonus of a decode: the target of one known row."""
-    path = expectation.get("path")
-    logits = expectation.get("logits")
-    assert logits is not None
-    row = len(logits) - 1 if path is None else int(path[-1])
-    return _one_token_tie(expectation, row, int(expected), int(actual), config, profile, own)
-
-
-def _one_token_tie(
-    expectation: Expectation,
-    row: int,
-    expected: int,
-    actual: int,
-    config: ModelConfig,
-    profile: NumericProfile,
-    own: np.ndarray | None,
-) -> str | None:
-    """The tie of one row, as the targets of a forward in which no other row differs."""
-    logits = expectation.get("logits")
-    assert logits is not None
-    right = np.zeros(len(logits), dtype=np.int64)
-    took = right.copy()
-    right[row], took[row] = expected, actual
-    if expected == actual:
-        return None
-    return _token_tie(expectation, right, took, config, profile, own)
+def _choice(config: ModelConfig, biased: np.ndarray) -> np.ndarray:
+    """The ids, ascending, that biased scores [e] of one row choose (MOE-2)."""
+    groups = biased.reshape(config.n_group, -1)  # [group, e / group]
+    strength = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+    open_groups = np.argsort(-strength, kind="stable")[: config.topk_group]
+    allowed = np.full(groups.shape, -np.inf)
+    allowed[open_groups] = groups[open_groups]
+    best = np.argsort(-allowed.ravel(), kind="stable")[: config.num_experts_per_tok]
+    return np.sort(best)
 
 
 def _is_top(own: np.ndarray, tokens: np.ndarray, profile: NumericProfile) -> np.ndarray:

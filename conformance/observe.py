@@ -48,13 +48,21 @@ class Observation:
             if layer not in (range(self._n_layers) if per_layer else (None,)):
                 wanted = f"0..{self._n_layers - 1}" if per_layer else "None"
                 raise EngineError(f"trace of {stage} at layer {layer!r}; expected {wanted}")
+            if (stage, layer) in self.arrays:
+                at = "" if layer is None else f" of layer {layer}"
+                raise EngineError(f"{stage}{at} was traced twice; expected once per forward")
             self.arrays[stage, layer] = host_copy(f"trace of {stage}", array)
         except EngineError as error:
             self.fault = self.fault or error
 
     def put(self, stage: str, value: Any) -> None:
-        """Keep an answer as a stage."""
-        self.arrays[stage, None] = np.asarray(value)
+        """Keep an answer as a stage; one that was traced too must be the same."""
+        answer = np.asarray(value)
+        traced = self.arrays.get((stage, None))
+        if traced is not None and not _same_values(traced, answer):
+            text = f"the traced {stage} and the returned one differ; expected one answer"
+            self.fault = self.fault or EngineError(text)
+        self.arrays[stage, None] = answer
 
     def put_build(self, tree: Any) -> None:
         if not isinstance(tree, DraftTree):
@@ -80,7 +88,7 @@ class Observation:
             raise EngineError(
                 f"{verb} returned logits {list(array.shape)}; expected [{n}, {vocab_size}]"
             )
-        self.arrays["logits", None] = array
+        self.put("logits", array)
 
     def put_acceptance(self, verb: str, acceptance: Any) -> None:
         if not isinstance(acceptance, Acceptance):
@@ -167,6 +175,13 @@ def copied_rows(
                 equal = _same_bits(shown[list(path)].astype(stored), kept.astype(stored))
             same &= equal.all(axis=1)
     return same
+
+
+def _same_values(x: np.ndarray, y: np.ndarray) -> bool:
+    if x.shape != y.shape:
+        return False
+    both_nan = (x != x) & (y != y)
+    return bool(((x == y) | both_nan).all())
 
 
 def _same_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:

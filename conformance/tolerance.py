@@ -57,14 +57,15 @@ def row_bound(
 
     A row is the first axis, or the first two of a cache stage [l, t, ...]; the bound broadcasts
     against `expected`. The scale of a row is its largest finite magnitude, but not less than the
-    stage's root mean square: a row of few elements may be small by chance.
+    stage's root mean square: a row of few elements may be small by chance. A row of zeros is
+    exactly zero: nothing reached it, and nothing may.
     """
     relative = relative_bound(stage, layer, config, profile)
     within_row = tuple(range(stage.row_axes, expected.ndim))
     finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
     scale = finite.max(axis=within_row, keepdims=True, initial=0.0)
     rms = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
-    return relative * np.maximum(scale, rms)
+    return relative * np.where(scale > 0, np.maximum(scale, rms), 0.0)
 
 
 def relative_bound(

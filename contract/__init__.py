@@ -15,6 +15,7 @@ from kdtr.contract.errors import (
     UnsupportedError,
 )
 from kdtr.contract.interface import (
+    MAX_POSITION,
     SILENT,
     VERBS,
     Array,
@@ -34,6 +35,7 @@ from kdtr.contract.tree import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Round
 from kdtr.contract.weights import check_tensors, has_stacked_experts, tensor_shapes
 
 __all__ = [
+    "MAX_POSITION",
     "NO_LIMIT",
     "SIGMOID",
     "SILENT",

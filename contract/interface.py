@@ -18,6 +18,9 @@ from kdtr.contract.tree import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Round
 if TYPE_CHECKING:
     import numpy as np
 
+# The largest position that forward_tokens takes: positions are int32 on a device.
+MAX_POSITION = 2**31 - 1
+
 # Anything with __array__ or __dlpack__. It is valid until the next call on the session that
 # returned it; whoever keeps it copies it at once.
 Array: TypeAlias = Any
@@ -50,8 +53,8 @@ class Trace(Protocol):
     layer  the layer's number, or None for a stage that is not per layer
     array  the values, with the stage's axes; the receiver copies it before it returns
 
-    Calls may come in any order and, for an engine that computes on a device, after the verb has
-    returned but before the session's next verb returns.
+    Calls may come in any order, each stage once per forward, and all before the verb returns: an
+    engine that computes on a device waits when it is given a trace.
     """
 
     def __call__(self, stage: str, layer: int | None, array: Array, /) -> None: ...
@@ -121,6 +124,7 @@ class Session(Protocol):
 
     Every verb checks its input before it changes anything and raises a KdtrError of its own
     class: TreeError, InputError, CacheError (SLOT-3), SessionError (COMMIT-5, no root, closed).
+    A bool is no integer, and an integer is no floating-point number.
     """
 
     @property
@@ -142,8 +146,8 @@ class Session(Protocol):
     ) -> Array:
         """The one forward: M rows against the cache, written to slots L..L+M-1; L stays.
 
-        tokens [M] ids; positions [M] integers >= 0; mask [M, L+M] bool, true where visible;
-        every row sees at least itself (MASK-1). Returns logits [M, w].
+        tokens [M] ids; positions [M] integers 0..MAX_POSITION; mask [M, L+M] bool, true where
+        visible; every row sees at least itself (MASK-1). Returns logits [M, w].
         """
         ...
 
@@ -156,7 +160,10 @@ class Session(Protocol):
         ...
 
     def build(self, draft_logits: Array, budget: int) -> DraftTree:
-        """The best-first tree under the session's root from draft_logits [depth, w] (TREE-3)."""
+        """The best-first tree under the session's root (TREE-3).
+
+        draft_logits [depth, w] floating-point numbers; budget an integer >= 0
+        """
         ...
 
     def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:

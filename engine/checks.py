@@ -11,6 +11,7 @@ from operator import index
 import numpy as np
 
 from kdtr.contract import (
+    MAX_POSITION,
     Acceptance,
     Array,
     DraftTree,
@@ -19,8 +20,6 @@ from kdtr.contract import (
     KdtrError,
     TreeError,
 )
-
-POSITION_LIMIT = 2**31  # positions are int32 on a device
 
 
 def integer(what: str, value: object, error: type[KdtrError] = InputError) -> int:
@@ -98,9 +97,9 @@ def row_positions(positions: Array, n: int) -> np.ndarray:
     if host.shape != (n,):
         raise InputError(f"positions have shape {list(host.shape)}; expected [{n}], one per token")
     for i, position in enumerate(host.tolist()):
-        if not 0 <= position < POSITION_LIMIT:
+        if not 0 <= position < MAX_POSITION + 1:
             raise InputError(
-                f"positions[{i}] = {position}; expected 0 <= position < {POSITION_LIMIT}"
+                f"positions[{i}] = {position}; expected 0 <= position < {MAX_POSITION + 1}"
             )
     return host.astype(np.int64)
 

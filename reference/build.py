@@ -19,12 +19,13 @@ def build_tree(draft_logits: np.ndarray, budget: int, *, root: int = 0) -> Draft
     Nodes come in the order in which the search takes them. Raises InputError for a budget below
     0, an array that is not [depth, w], and NaN or +inf.
     """
-    if not isinstance(budget, int | np.integer) or budget < 0:
+    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 0:
         raise InputError(f"budget = {budget!r}; expected an integer of at least 0")
     logits = np.asarray(draft_logits)
-    if logits.ndim != 2 or not _is_number(logits.dtype):
+    if logits.ndim != 2 or not _is_floating(logits.dtype):
         raise InputError(
-            f"draft_logits are {logits.dtype} {list(logits.shape)}; expected numbers [depth, vocab]"
+            f"draft_logits are {logits.dtype} {list(logits.shape)}; "
+            "expected floating-point numbers [depth, vocab]"
         )
     logits = logits.astype(np.float64)
     bad = np.argwhere(np.isnan(logits) | (logits == np.inf))
@@ -78,5 +79,5 @@ def best_first(ranked: Sequence[Ranked], budget: int, *, root: int = 0) -> Draft
     return DraftTree(tokens=tuple(tokens), parents=tuple(parents))
 
 
-def _is_number(dtype: np.dtype) -> bool:
-    return dtype.kind in "fiu" or dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+def _is_floating(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -13,14 +13,13 @@ from math import ceil, floor
 
 import numpy as np
 
-from kdtr.contract import InputError, ModelConfig
+from kdtr.contract import ModelConfig
 from kdtr.reference.arithmetic import sin_cos_fixed
 
 _DIGITS = 60
-_TWO_PI = 2 * Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+# A literal: a product here would be rounded to the caller's decimal context.
+_TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918")
 _RADIANS = float(_TWO_PI) / 2.0**64  # per unit of a 64-bit turn
-
-MAX_POSITION = 2**32 - 1
 
 
 def softmax_scale(config: ModelConfig) -> float:
@@ -61,12 +60,7 @@ def inverse_frequencies(config: ModelConfig) -> tuple[Decimal, ...]:
 
 
 def rotary_tables(config: ModelConfig, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin [n, r/2] of the positions [n], amplitude included. Positions are 0..2**32-1."""
-    positions = np.asarray(positions)
-    if positions.size and not 0 <= positions.min() <= positions.max() <= MAX_POSITION:
-        raise InputError(
-            f"positions span {positions.min()}..{positions.max()}; expected 0..{MAX_POSITION}"
-        )
+    """cos and sin [n, r/2] of the positions [n], amplitude included. Exact below 2**32."""
     high, low = _turns_per_position(config)
     p = positions.astype(np.uint64)[:, None]
     turns = p * high + ((p * low) >> np.uint64(32))  # [n, r/2] mod 2**64: whole turns drop out

@@ -9,6 +9,7 @@ from operator import index
 import numpy as np
 
 from kdtr.contract import (
+    MAX_POSITION,
     NO_LIMIT,
     SILENT,
     Acceptance,
@@ -28,7 +29,6 @@ from kdtr.reference.arithmetic import Arithmetic
 from kdtr.reference.build import build_tree
 from kdtr.reference.cache import NewCache, check_capacity
 from kdtr.reference.forward import forward
-from kdtr.reference.rotary import MAX_POSITION
 from kdtr.reference.tree import path, positions, tree_mask
 from kdtr.reference.weights import ModelWeights
 
@@ -117,7 +117,7 @@ class ReferenceSession:
 
     def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:
         self._check_open()
-        self._check_tree(tree)
+        self._check_rooted(tree)
         length = self.committed_len
         check_capacity(length, len(tree), self._max_len)
         trace("parents", None, np.array(tree.parents))
@@ -135,6 +135,8 @@ class ReferenceSession:
         self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
     ) -> Acceptance:
         self._check_open()
+        self._check_tree(tree)
+        _check_limit(limit)
         if targets is None:
             if self._pending is None or self._pending.tree != tree:
                 raise SessionError(
@@ -148,6 +150,8 @@ class ReferenceSession:
 
     def commit(self, acceptance: Acceptance) -> None:
         self._check_open()
+        if not isinstance(acceptance, Acceptance):
+            raise InputError(f"acceptance is {type(acceptance).__name__}; expected an Acceptance")
         pending = self._pending
         if pending is None:
             raise SessionError(
@@ -163,6 +167,7 @@ class ReferenceSession:
     def round(
         self, tree: DraftTree, *, limit: EmitLimit = NO_LIMIT, trace: Trace = SILENT
     ) -> Round:
+        _check_limit(limit)
         verified = self.verify(tree, trace=trace)
         acceptance = self.accept(tree, limit=limit)
         tokens = emitted(tree, acceptance)
@@ -222,9 +227,11 @@ class ReferenceSession:
 
     def _token_id(self, what: str, token: int) -> int:
         try:
-            value = index(token)
+            value = None if isinstance(token, bool | np.bool_) else index(token)
         except TypeError:
-            raise InputError(f"{what} = {token!r}; expected a token id") from None
+            value = None
+        if value is None:
+            raise InputError(f"{what} = {token!r}; expected a token id")
         if not 0 <= value < self._config.vocab_size:
             raise InputError(
                 f"{what} = {value}; expected a token id 0..{self._config.vocab_size - 1}"
@@ -245,18 +252,28 @@ class ReferenceSession:
             )
         return ids.astype(np.int64)
 
-    def _check_tree(self, tree: DraftTree) -> None:
+    def _check_rooted(self, tree: DraftTree) -> None:
         root = self._decided_root()
+        self._check_tree(tree)
         if tree.tokens[0] != root:
             raise TreeError(
                 f"the tree's root is token {tree.tokens[0]}, the session's is {root}; "
                 f"expected tokens[0] = {root} (FWD-3)"
             )
+
+    def _check_tree(self, tree: DraftTree) -> None:
+        if not isinstance(tree, DraftTree):
+            raise TreeError(f"tree is {type(tree).__name__}; expected a DraftTree")
         for i, token in enumerate(tree.tokens):
             if token >= self._config.vocab_size:
                 raise TreeError(
                     f"tokens[{i}] = {token}; expected a token id 0..{self._config.vocab_size - 1}"
                 )
+
+
+def _check_limit(limit: EmitLimit) -> None:
+    if not isinstance(limit, EmitLimit):
+        raise InputError(f"limit is {type(limit).__name__}; expected an EmitLimit")
 
 
 def _array(what: str, values: object) -> np.ndarray:

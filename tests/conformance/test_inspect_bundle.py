@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +130,18 @@ def test_a_case_without_prompt_and_one_that_is_built(kdtr: Kdtr, small: Path) ->
 
     assert "\n  root        token 5, set in an empty cache\n" in out
     assert "after 2 committed tokens; best-first, budget 5\n" in out
+
+
+def test_a_round_with_a_limit(kdtr: Kdtr, rewritten: Callable[[Change], Path]) -> None:
+    limit = {"max_emitted": np.array(2), "stop_tokens": np.array([3, 7])}
+
+    path = rewritten(
+        lambda t, _: t.update({f"input/y/round0/{name}": a for name, a in limit.items()})
+    )
+
+    assert "\n    limit       at most 2 emitted, stops at token 3 or 7\n" in (
+        kdtr("inspect", path).out
+    )
 
 
 def test_every_line_fits_a_terminal(kdtr: Kdtr, tiny: Path) -> None:
@@ -265,7 +278,9 @@ def test_a_file_that_is_no_golden_bundle(kdtr: Kdtr, plain: Path) -> None:
     assert "format      KDTR 1.0, alignment 64, 9 entries\n" in run.out
     assert "\nno golden bundle that can be read: metadata and tensors follow\n" in run.out
     assert '\n  {\n    "made by": "a test",\n    "n": 3\n  }\n' in run.out
-    assert "f64    [4, 4, 4, 4, 4, 4, 4, 4]  524288" in run.out
+    assert re.search(
+        r"^f64 +\[4, 4, 4, 4, 4, 4, 4, 4\]  524288  [0-9a-f]{8}  eight$", run.out, re.M
+    )
 
 
 def test_a_case_of_a_file_that_has_none(kdtr: Kdtr, plain: Path) -> None:

@@ -313,6 +313,28 @@ def test_a_failure_half_way_leaves_what_was_there(tmp_path: Path) -> None:
     assert ["c"] == [path.name for path in tmp_path.iterdir()]
 
 
+def test_a_failed_rename_puts_the_old_checkpoint_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_checkpoint((SMALL, weights()), tmp_path / "c")
+    before = contents(tmp_path / "c")
+    rename, renamed = Path.replace, []
+
+    def failing(path: Path, target: Path) -> Path:
+        # the first rename of a directory puts the old one aside, the second is the new one's
+        renamed.extend([path] if path.is_dir() else [])
+        if path.is_dir() and len(renamed) == 2:
+            raise OSError("no space")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(CheckpointError, match="c cannot be written: no space"):
+        export_checkpoint((SMALL, weights(dtype=np.float32)), tmp_path / "c")
+
+    assert before == contents(tmp_path / "c")
+    assert ["c"] == [path.name for path in tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("target", "text"),
     [

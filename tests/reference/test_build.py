@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import ml_dtypes
 import mpmath
 import numpy as np
 import pytest
@@ -193,8 +194,8 @@ def test_probabilities_are_over_the_full_row():
     assert DraftTree(tokens=(0, 4, 7, 0), parents=(-1, 0, 0, 1)) == tree
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, np.uint16])
-def test_logits_of_any_number_type_are_taken_as_float64(dtype):
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_logits_of_any_floating_type_are_taken_as_float64(dtype):
     logits = np.array([[3, 1, 2], [0, 2, 1]], dtype=dtype)
 
     assert build_tree(logits.astype(np.float64), 6) == build_tree(logits, 6)
@@ -231,11 +232,11 @@ REFUSALS = {
     ),
     "one axis": (
         (np.zeros(3), 3),
-        "draft_logits are float64 [3]; expected numbers [depth, vocab]",
+        "draft_logits are float64 [3]; expected floating-point numbers [depth, vocab]",
     ),
     "booleans": (
         (np.zeros((2, 3), dtype=bool), 3),
-        "draft_logits are bool [2, 3]; expected numbers [depth, vocab]",
+        "draft_logits are bool [2, 3]; expected floating-point numbers [depth, vocab]",
     ),
     "nan with budget 0": (
         (np.array([[np.nan, 1.0]]), 0),

@@ -600,12 +600,12 @@ REFUSALS = {
     "forward positions below": (
         lambda s: s.forward_tokens([1, 1], [7, -1], np.ones((2, 9), dtype=bool)),
         InputError,
-        "positions[1] = -1; expected 0..4294967295",
+        "positions[1] = -1; expected 0..2147483647",
     ),
     "forward positions above": (
         lambda s: s.forward_tokens([1], [2**32], ALL),
         InputError,
-        "positions[0] = 4294967296; expected 0..4294967295",
+        "positions[0] = 4294967296; expected 0..2147483647",
     ),
     "forward mask shape": (
         lambda s: s.forward_tokens([1], [7], np.ones((1, 7), dtype=bool)),
@@ -630,7 +630,7 @@ REFUSALS = {
     "build axes": (
         lambda s: s.build(np.zeros(23), 4),
         InputError,
-        "draft_logits are float64 [23]; expected numbers [depth, vocab]",
+        "draft_logits are float64 [23]; expected floating-point numbers [depth, vocab]",
     ),
     "build nan": (
         lambda s: s.build(np.full((1, 23), np.nan), 4),

@@ -39,8 +39,7 @@ _BASE = ModelConfig(
     scoring_func=SIGMOID,
     norm_topk_prob=True,
     routed_scaling_factor=1.3,
-    rms_norm_eps=7e-6,
-    latent_norm_eps=3e-5,
+    rms_norm_eps=2e-3,
     max_position_embeddings=600,
     rope_theta=3000.0,
 )
@@ -51,6 +50,9 @@ _Y = (-1, 0, 0, 2)
 _STAR = (-1, 0, 0, 0)
 _CHAIN = (-1, 0, 1, 2)
 _SCATTERED = (-1, 0, 0, 1, 0, 2, 5)
+# 65 and 129 nodes: more ancestors than one and two 64-bit words; 40 siblings, then 24 and more.
+_NODES_65 = (-1, *((i - 1) // 40 for i in range(1, 65)))
+_NODES_129 = (-1, *((i - 1) // 40 for i in range(1, 129)))
 
 _TREES: tuple[RoundPlan, ...] = (
     Planted(_Y, (0, 2, 3)),
@@ -182,6 +184,24 @@ _EDGES = (
         (5,),
         (Planted(_CHAIN, (0, 1, 2)), Planted(_CHAIN, (0,)), Planted(_CHAIN, (0, 1))),
     ),
+    Template(
+        "limits",
+        "a length limit inside the accepted path, a stop token on it, a stop token as the bonus",
+        ("ACC-4", "ACC-3", "COMMIT-2"),
+        (6,),
+        (
+            Planted(_CHAIN, (0, 1, 2, 3), max_emitted=2),
+            Planted(_Y, (0, 2, 3), stop_at=0),
+            Planted(_Y, (0, 2), stop_at=1),
+        ),
+    ),
+    Template(
+        "long",
+        "70 tokens in pieces that cross 16, 32 and 64; trees of 65 and 129 nodes over 200 slots",
+        ("MASK-2", "SLOT-1", "MLA-3", "COMMIT-1"),
+        (15, 18, 37),
+        (Planted(_NODES_65, (0, 1, 62)), Planted(_NODES_129, (0, 3, 128))),
+    ),
 )
 
 
@@ -207,12 +227,14 @@ def corpus_models() -> tuple[CorpusModel, ...]:
         _variant(
             13, "negative-logits", "no logit is above zero", 5, rounds=3, negative_logits=True
         ),
+        _variant(16, "latent-eps", "latent norms with an eps of their own", 6, **_LATENT_EPS),
         _variant(14, "token-ties", "equal rows in the head", 5, thin=True, twins=_TWINS),
         _variant(15, "expert-ties", "all experts alike", 5, thin=True, flat_router=True),
     )
 
 
 _ALL_MOE: dict[str, Any] = {"first_k_dense_replace": 0, "n_shared_experts": 2}
+_LATENT_EPS: dict[str, Any] = {"latent_norm_eps": 0.03}
 _RAW: dict[str, Any] = {"norm_topk_prob": False, "n_shared_experts": 0}
 _TWINS = tuple((token, token + 30) for token in range(30))  # every token but 60 has a twin
 
