@@ -18,8 +18,12 @@ RUFF := $(BIN)/ruff
 WORKERS ?= auto
 
 TINY := build/golden/tiny.kdtr
+# What records a bundle. A change of the report or of another verb does not.
+RECORDERS := case cases_file corpus* tiny_corpus seed_model bundle* golden golden_cli \
+  golden_corpus golden_margins golden_plant
 TINY_SOURCES := contract/RULES.md \
-  $(shell find contract reference conformance kdtr_format -name '*.py' 2>/dev/null)
+  $(shell find contract reference kdtr_format -name '*.py' 2>/dev/null) \
+  $(wildcard $(RECORDERS:%=conformance/%.py))
 RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
@@ -39,7 +43,7 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 	@echo "make gate: passed, $(elapsed) in all"
 
 test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
-	$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
 
 properties: $(VENV)/ready-test ## run the property tests alone
 	$(PYTEST) property_tests -n $(WORKERS) --dist loadfile $(ARGS)
@@ -63,7 +67,8 @@ format: $(VENV)/ready-dev ## format, and mend what ruff can mend
 	$(RUFF) format .
 
 dist: $(VENV)/ready-dev ## build the sdist and the wheel into dist/
-	$(BIN)/python -m build $(ARGS)
+	$(BIN)/python -m build --quiet $(ARGS)
+	@ls dist/*
 
 setup: $(VENV)/ready-dev ## install everything for development into .venv
 
@@ -86,20 +91,25 @@ $(VENV)/ready-test: implied := $(VENV)/ready-runtime $(VENV)/ready-test
 $(VENV)/ready-dev: implied := $(STAMPS)
 
 # A venv holds absolute paths: in a copied or moved checkout it would run the code of the old place.
-# So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh.
-ORIGIN_FITS := $(shell exec 2>/dev/null; [ -x $(BIN)/python ] || exit; \
+# So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh,
+# but not before it is known to fit: a name with a slip of the pen must not cost a good set-up.
+define origin_fits
+origin_fits() { \
+  [ -x $(BIN)/python ] && [ -f $(VENV)/origin ] || return 1; \
   { read -r checkout; read -r python; } < $(VENV)/origin; \
-  [ "$$checkout" = "$(CURDIR)" ] && [ "$$python" = "$(or $(PYTHON),$$python)" ] && echo yes)
-ifneq ($(ORIGIN_FITS),yes)
-$(shell rm -f $(STAMPS) $(VENV)/origin)
+  [ "$$checkout" = "$(CURDIR)" ] && [ "$$python" = "$(or $(PYTHON),$$python)" ]; \
+};
+endef
+ifneq ($(shell $(origin_fits) origin_fits && echo yes),yes)
+$(STAMPS): FORCE
 endif
+.PHONY: FORCE
+FORCE:
 
 $(STAMPS): pyproject.toml constraints.txt
-	@$(find_python) \
+	@$(origin_fits) $(find_python) \
 	start=$$(date +%s); \
-	if [ -f $(VENV)/origin ]; then \
-	  { read -r checkout; read -r python; } < $(VENV)/origin; \
-	else \
+	if ! origin_fits; then \
 	  find_python || exit 1; \
 	  echo "Setting up $(VENV) with $$python ($$version)"; \
 	  rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; \

@@ -132,7 +132,14 @@ def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseI
         return tuple(array.tolist())
 
     def number(name: str) -> int | None:
-        return int(tensors[prefix + name]) if prefix + name in tensors else None
+        if prefix + name not in tensors:
+            return None
+        array = tensors[prefix + name]
+        if array.dtype != np.int64 or array.ndim != 0:
+            raise BundleError(
+                f"{path}: {prefix}{name} is {array.dtype} {list(array.shape)}; expected int64 []"
+            )
+        return int(array)
 
     def round_input(i: int) -> RoundInput:
         at = f"round{i}/"

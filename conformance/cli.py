@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -25,9 +27,10 @@ from kdtr.conformance.engine_loader import load_engine
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
 from kdtr.conformance.golden_check import check_everywhere
-from kdtr.conformance.golden_cli import add_golden_arguments, golden_command
+from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.report import print_report
+from kdtr.conformance.state_script import SCRIPT
 from kdtr.contract import EngineError, KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
@@ -70,20 +73,25 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         required=True,
         metavar="NAME",
-        help="package.module:factory, or a registered name such as host or reference",
+        help="package.module:factory, or a registered name such as host or reference; modules in "
+        "the current directory are found too",
     )
     gate.add_argument(
         "--engine-option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a keyword of the factory; repeat for more",
+        help="a keyword of the factory, as a Python literal or text; repeat for more",
     )
     gate.add_argument(
         "--case", action="append", default=[], metavar="NAME", help="only this case; repeatable"
     )
     gate.add_argument(
-        "--mode", action="append", default=[], choices=list(MODE), help="only this mode; repeatable"
+        "--mode",
+        action="append",
+        default=[],
+        choices=[*MODE, SCRIPT],
+        help="only this mode; repeatable",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
     golden = verbs.add_parser(
@@ -119,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _gate(args: argparse.Namespace) -> int:
     options = dict(_option(text) for text in args.engine_option)
+    _search_here()
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -131,15 +140,34 @@ def _gate(args: argparse.Namespace) -> int:
             options=options,
             selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
             progress=progress.show,
+            command=_command(),
         )
     print_report(console, info, result, time.perf_counter() - start)
     return PASSED if result.passed else FAILED
+
+
+def _search_here() -> None:
+    """Let engines be imported from the current directory; after all else, so that it hides none."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def _command() -> str:
+    """How kdtr was started, where a shell would not find this one by its name."""
+    started = sys.argv[0]
+    if Path(started).name != "kdtr":
+        return "kdtr"
+    found = shutil.which("kdtr")
+    return "kdtr" if found and Path(found).samefile(shutil.which(started) or started) else started
 
 
 def _golden(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     with _Progress() as progress:
         sums = golden_command(args, progress.show)
+    for line in recorded_lines(args, sums):
+        print(line, file=sys.stderr)
     for name, sha256 in sums.items():
         print(f"{sha256}  {name}")
     print(f"recorded in {time.perf_counter() - start:.1f} s", file=sys.stderr)

@@ -16,6 +16,7 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.contract import CaseError, Engine
 
 Progress = Callable[[str], None]
@@ -32,6 +33,12 @@ class Selection:
     def takes(self, case: CaseInput) -> bool:
         """Whether the case is selected, by alias or id."""
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
+
+    def takes_script(self) -> bool:
+        """Whether the script of state_script.py is selected: as case and mode, or by neither."""
+        by_case = not self.cases or CASE in self.cases
+        by_mode = not self.modes or SCRIPT in self.modes
+        return by_case and by_mode and self.until is None
 
 
 @dataclass(slots=True)
@@ -121,6 +128,10 @@ def _judge_bundle(
             result = judge_case(name, model, info, bundle.config, case, mode, selection.until)
             result.findings = [placed(finding, info, case) for finding in result.findings]
             gate.results.append(result)
+    script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
+    if script is not None and selection.takes_script():
+        progress(f"{CASE} / {SCRIPT}")
+        gate.results.append(judge_state(name, model, info, bundle.config, script))
     try:
         model.close()
     except RAISED as error:
@@ -138,12 +149,12 @@ def _modes(selection: Selection) -> list[Mode]:
 
 def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
     cases = [case.inputs for bundle in bundles for case in bundle.cases]
-    known = {case.alias for case in cases} | {case.case_id for case in cases}
+    known = {case.alias for case in cases} | {case.case_id for case in cases} | {CASE}
     unknown = sorted(selection.cases - known)
     if unknown:
         raise CaseError(
             f"no case {', '.join(unknown)}; the bundles have "
-            f"{', '.join(case.alias for case in cases)}"
+            f"{', '.join(dict.fromkeys(case.alias for case in cases))}"
         )
     selected = [case for case in cases if selection.takes(case)]
     points = {point for case in selected for point in case.points()}
@@ -163,7 +174,7 @@ def _reproduce(
         words += ["--engine-option", f"{key}={_option_value(value)}"]
     if place.case != "all":
         words += ["--case", place.case, "--mode", place.mode]
-        if place.point not in ("open", "close"):
+        if place.point not in ("open", "close") and place.mode != SCRIPT:
             words += ["--until", place.point]
     return shlex.join(words)
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kdtr.conformance.case import CasePlan, Planted, RoundPlan
+from kdtr.conformance.bundle import GoldenBundle
+from kdtr.conformance.case import CasePlan, Planted
+from kdtr.conformance.cases_file import CASES_FORM, read_cases
 from kdtr.conformance.golden import record_bundle
 from kdtr.conformance.golden_corpus import TINY, record_corpus
 from kdtr.conformance.tiny_corpus import tiny_plans
-from kdtr.contract import CaseError, DraftTree, KdtrError, ModelConfig
+from kdtr.contract import CaseError, DraftTree, ModelConfig
 from kdtr.kdtr_format import read_checkpoint
 
-CASES_HELP = """\
-A cases file is a JSON list. Each case: "alias", "why", optional "rules" (ids), "chunks" (lists of
-token ids, the prompt in pieces) or "root" (a token id), and "rounds". A round is {"parents": [-1,
-0, 0, 2], "path": [0, 2, 3]} to plant an accepted path (the recorder fills in tokens), or
-{"parents": [...], "tokens": [...]} to give the tree.
+_WHICH_CASES = """\
+--tiny records its own cases unless --prompt or --cases gives others; --checkpoint needs some.
+
 """
 
 
 def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = CASES_HELP
+    parser.epilog = _WHICH_CASES + CASES_FORM
     model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--tiny", action="store_true", help="the seed model and its corpus")
+    model.add_argument(
+        "--tiny",
+        action="store_true",
+        help="the seed model, with its own cases or with those of --prompt and --cases",
+    )
     model.add_argument("--checkpoint", metavar="DIR", help="a Hugging Face directory")
     model.add_argument("--corpus", action="store_true", help="every bundle of the corpus")
     parser.add_argument(
@@ -53,7 +56,6 @@ def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode",
         type=int,
-        default=0,
         metavar="N",
         help="also record N autoregressive rounds of each prompt",
     )
@@ -63,8 +65,10 @@ def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
 def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, str]:
     """Record; returns the SHA-256 of each file."""
     if args.corpus:
-        if args.prompt or args.cases or args.tree or args.decode:
-            raise CaseError("--corpus has its own cases; leave out --prompt, --tree, --cases")
+        if args.prompt or args.cases or args.tree or args.decode is not None:
+            raise CaseError(
+                "--corpus has its own cases; leave out --prompt, --tree, --decode and --cases"
+            )
         directory = Path(args.out)
         _make_directory(directory)
         return record_corpus(directory, progress)
@@ -83,6 +87,7 @@ def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) ->
             raise CaseError(
                 "no cases for the checkpoint; give --prompt with --tree or --decode, or --cases"
             )
+    _check_plans(plans, config.vocab_size)
     out = Path(args.out)
     _make_directory(out.parent)
     if out.is_dir():
@@ -90,23 +95,72 @@ def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) ->
     return {args.out: record_bundle(out, model, config, weights, plans, progress)}
 
 
+def recorded_lines(args: argparse.Namespace, sums: Mapping[str, str]) -> list[str]:
+    """What was recorded, a line per case: alias, points, accepted tokens."""
+    lines = []
+    for name in sums:
+        path = Path(args.out) / name if args.corpus else Path(args.out)
+        if not path.is_file():  # the corpus keeps the sum of tiny.kdtr, not the file
+            continue
+        bundle = GoldenBundle.open(path)
+        of_bundle = f"{path.stem} / " if args.corpus else ""
+        for case in bundle.cases:
+            points = case.inputs.points()
+            paths = [case.expectation(point).get("path") for point in points]
+            accepted = sum(len(one) for one in paths if one is not None)
+            chunks, rounds = len(case.inputs.chunks), len(case.inputs.rounds)
+            lines.append(
+                f"{of_bundle}{case.inputs.alias}: {_count(chunks, 'chunk')}, "
+                f"{_count(rounds, 'round')}, {_count(accepted, 'token')} accepted"
+            )
+        bundle.close()
+    return lines
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _check_plans(plans: Sequence[CasePlan], vocab_size: int) -> None:
+    """Refuse, before anything is computed, what only all cases and the model together show."""
+    seen: set[str] = set()
+    for plan in plans:
+        if plan.alias in seen:
+            raise CaseError(f"two cases are called {plan.alias}; expected a name for each")
+        seen.add(plan.alias)
+        given = {f"chunk {i}": chunk for i, chunk in enumerate(plan.chunks)}
+        if plan.root is not None:
+            given["root"] = (plan.root,)
+        for i, entry in enumerate(plan.rounds):
+            if isinstance(entry, DraftTree):
+                given[f"round {i}"] = entry.tokens
+        for where, tokens in given.items():
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise CaseError(
+                        f"case {plan.alias}, {where}: token {token}; expected 0..{vocab_size - 1}"
+                    )
+
+
 def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CaseError(f"--out: {error}; expected a place to write to") from error
+        raise CaseError(f"--out: {path}: {error.strerror}; expected a place to write to") from error
 
 
 def _plans(args: argparse.Namespace) -> tuple[CasePlan, ...]:
-    plans = list(_read_cases(Path(args.cases))) if args.cases else []
+    plans = list(read_cases(Path(args.cases))) if args.cases else []
+    if args.decode is not None and args.decode < 1:
+        raise CaseError(f"--decode {args.decode}; expected at least 1 round")
     if (args.tree or args.decode) and not args.prompt:
         raise CaseError("--tree and --decode need a prompt; give --prompt IDS")
     trees = tuple(_tree(text) for text in args.tree)
     for i, text in enumerate(args.prompt):
         prompt = _integers("--prompt", text)
-        if not trees and args.decode < 1:
+        if not trees and args.decode is None:
             raise CaseError(f"--prompt {text} has no rounds; give --tree or --decode N")
-        if args.decode > 0:
+        if args.decode is not None:
             plain = (Planted((-1,)),) * args.decode
             plans.append(CasePlan(f"prompt{i}-ar", "plain decoding", ("FWD-2",), plain, (prompt,)))
         if trees:
@@ -126,48 +180,3 @@ def _integers(what: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise CaseError(f"{what} {text!r}; expected integers separated by commas") from None
-
-
-def _read_cases(path: Path) -> tuple[CasePlan, ...]:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CaseError(f"{path}: {error}; expected a JSON list of cases") from error
-    if not isinstance(entries, list):
-        raise CaseError(f"{path}: a {type(entries).__name__}; expected a JSON list of cases")
-    return tuple(_case(f"{path}: case {i}", entry) for i, entry in enumerate(entries))
-
-
-def _case(where: str, entry: Any) -> CasePlan:
-    if not isinstance(entry, dict):
-        raise CaseError(f"{where} is {entry!r}; expected an object")
-    known = {"alias", "why", "rules", "chunks", "root", "rounds"}
-    unknown, missing = sorted(set(entry) - known), sorted({"alias", "rounds"} - set(entry))
-    if unknown or missing:
-        raise CaseError(
-            f"{where}: unknown keys {unknown}, missing keys {missing}; expected {sorted(known)}"
-        )
-    try:
-        return CasePlan(
-            alias=str(entry["alias"]),
-            why=str(entry.get("why", "")),
-            rules=tuple(entry.get("rules", ())),
-            chunks=tuple(tuple(chunk) for chunk in entry.get("chunks", ())),
-            root=entry.get("root"),
-            rounds=tuple(_round(entry) for entry in entry["rounds"]),
-        )
-    except (KdtrError, TypeError) as error:
-        raise CaseError(f"{where}: {error}") from error
-
-
-def _round(entry: Any) -> RoundPlan:
-    if not isinstance(entry, dict) or "parents" not in entry:
-        raise CaseError(f"round {entry!r}; expected an object with parents")
-    if "tokens" in entry and set(entry) == {"parents", "tokens"}:
-        return DraftTree(tuple(entry["tokens"]), tuple(entry["parents"]))
-    if set(entry) <= {"parents", "path"}:
-        parents, path = tuple(entry["parents"]), tuple(entry.get("path", (0,)))
-        if not all(type(node) is int for node in (*parents, *path)):
-            raise CaseError(f"round {entry!r}; expected parents and path of integers")
-        return Planted(parents, path)
-    raise CaseError(f"round with {sorted(entry)}; expected parents with path or tokens")

@@ -98,7 +98,8 @@ def _two_columns(values: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _case_table(cases: Sequence[GoldenCase]) -> list[str]:
-    rows = [("case", "id", "level", "chunks", "rounds", *(f"thin {p}" for p in PRECISIONS))]
+    short = (f"thin {precision.replace('float', 'f')}" for precision in PRECISIONS)
+    rows = [("case", "id", "level", "chunks", "rounds", *short)]
     for case in cases:
         points = list(case_points(case))
         thin = (str(sum(point.thin[p] for point in points)) for p in PRECISIONS)

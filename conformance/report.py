@@ -1,15 +1,18 @@
-"""The verdict on a terminal: a table, the findings, and a closing line."""
+"""The verdict on a terminal: a table, the findings, what was not shown, and a closing line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kdtr.conformance.finding import CaseResult, Verdict
+from kdtr.conformance.finding import CaseResult, Finding, Verdict
 from kdtr.conformance.gate import GateResult
+from kdtr.conformance.unshown import unshown_lines
 from kdtr.contract import EngineInfo
 
 _STYLE = {
@@ -31,24 +34,22 @@ def print_report(console: Console, info: EngineInfo, gate: GateResult, seconds: 
     )
     if gate.results:
         console.print(_table(gate.results))
-    for finding in gate.findings:
+    for line in _below_the_table(gate.results):
+        console.print(Text(line))
+    told: set[str] = set()
+    for finding in in_order(gate.findings):
         console.print()
-        for line in finding.lines():
+        for line in finding.lines(console.width, told):
             console.print(Text(line), soft_wrap=True)
-    unshown = sorted(
-        {
-            name
-            for result in gate.results
-            if result.verdict is not Verdict.UNSUPPORTED
-            for name in result.unshown
-        }
-    )
-    if unshown:
-        console.print(
-            f"\nnot shown by the engine, so neither passed nor failed: {', '.join(unshown)}",
-            soft_wrap=True,
-        )
+        told.update(finding.rules)
+    for line in _not_shown(gate.results):
+        console.print(Text(line))
     console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """What failed before near ties, and the earliest point of the simplest case first."""
+    return sorted(findings, key=lambda one: (not one.verdict.is_bad, one.n_rows))
 
 
 def closing_line(gate: GateResult, seconds: float) -> str:
@@ -58,26 +59,35 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     )
     comparisons = sum(result.comparisons for result in gate.results)
     rows = sum(result.rows for result in gate.results)
+    by_ties = sum(r.blocked for r in gate.results if r.verdict is Verdict.NEAR_TIE)
     if gate.passed:
         verdict = "passed"
     elif comparisons == 0:
         verdict = "FAILED: nothing was compared"
     else:
         verdict = "FAILED"
+    not_reached = f"{_points(by_ties)} not reached because of near ties; " if by_ties else ""
     return (
-        f"\ngate {verdict}: {counts or 'no case ran'}; {comparisons} comparisons of {rows} rows "
-        f"in {seconds:.1f} s"
+        f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
+        f"{rows} rows in {seconds:.1f} s"
     )
 
 
+def _points(n: int) -> str:
+    return f"{n} point{'' if n == 1 else 's'}"
+
+
 def _table(results: list[CaseResult]) -> Table:
-    """A line per case; a column per mode, with its verdict and the points it could not reach."""
+    """A line per case; a column per mode. Without rulers between: it fits in 80 columns."""
     modes = list(dict.fromkeys(result.mode for result in results))
-    table = Table()
-    table.add_column("case", no_wrap=True)
+    any_blocked = any(result.blocked for result in results)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("case", overflow="fold")
     for mode in modes:
         table.add_column(mode, min_width=len(mode))
-    table.add_column("comparisons", justify="right", no_wrap=True)
+    if any_blocked:
+        table.add_column("blocked", justify="right", no_wrap=True)
+    table.add_column("compared", justify="right", no_wrap=True)
     table.add_column("error/bound", justify="right", no_wrap=True)
     by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
     for result in results:
@@ -89,9 +99,11 @@ def _table(results: list[CaseResult]) -> Table:
             table.add_row(Text(Path(of_bundle).name, style="bold"))
         bundle = of_bundle
         headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
+        blocked = sum(result.blocked for result in by_mode.values())
         table.add_row(
             case,
             *(_cell(by_mode.get(mode)) for mode in modes),
+            *([str(blocked or "")] if any_blocked else []),
             str(sum(result.comparisons for result in by_mode.values())),
             f"{max(headrooms):.2g}" if headrooms else "",
         )
@@ -101,12 +113,38 @@ def _table(results: list[CaseResult]) -> Table:
 def _cell(result: CaseResult | None) -> Text:
     if result is None:
         return Text("")
-    text = result.verdict.value
-    if result.verdict is Verdict.UNSUPPORTED:
-        text += f": no {', '.join(sorted(result.unshown))}"
-    elif result.blocked:
-        text += f", {result.blocked} blocked"
+    text = "-" if result.verdict is Verdict.UNSUPPORTED else result.verdict.value
     return Text(text, style=_STYLE[result.verdict])
+
+
+def _below_the_table(results: list[CaseResult]) -> Iterator[str]:
+    """What its marks mean, where they occur."""
+    cases: dict[tuple[str, ...], list[str]] = {}  # by what they need, beyond what their mode needs
+    for mode in dict.fromkeys(result.mode for result in results):
+        of_mode = [result for result in results if result.mode == mode]
+        unsupported = [result for result in of_mode if result.verdict is Verdict.UNSUPPORTED]
+        common: set[str] = set()
+        if len(unsupported) == len(of_mode):
+            common = set.intersection(*(result.unshown for result in unsupported))
+        if common:
+            yield f"{mode}: not offered, needs {', '.join(sorted(common))}"
+        for result in unsupported:
+            if result.unshown - common:
+                needed = cases.setdefault(tuple(sorted(result.unshown - common)), [])
+                needed.append(result.case)
+    for verbs, names in cases.items():
+        yield f"{', '.join(dict.fromkeys(names))}: not offered, needs {', '.join(verbs)}"
+    if any(result.blocked for result in results):
+        yield "blocked: points not reached, because a finding ends its case"
+
+
+def _not_shown(results: list[CaseResult]) -> Iterator[str]:
+    judged = [result for result in results if result.verdict is not Verdict.UNSUPPORTED]
+    lines = unshown_lines(name for result in judged for name in result.unshown)
+    if lines:
+        yield ""
+        yield "not shown, so neither passed nor failed; worth showing in this order:"
+        yield from lines
 
 
 def _verdict_style(gate: GateResult) -> str:

@@ -1,4 +1,4 @@
-"""What an engine does not show, by what it would take to show it, the most telling first."""
+"""What an engine does not show, by what it takes to show it, the most telling first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class _Group:
     """Stages that one thing shows.
 
     names  of the stages
-    first  those to show first; a list with others is cut to these
+    first  those to show first; or one name for the whole
     by     what shows them
-    tells  what one learns from it
+    tells  what one learns
     """
 
     names: frozenset[str]
@@ -24,45 +24,46 @@ class _Group:
     tells: str
 
 
-def _of(source: Source) -> frozenset[str]:
-    return frozenset(stage.name for stage in STAGES if stage.source is source)
+def _of(*sources: Source) -> frozenset[str]:
+    return frozenset(stage.name for stage in STAGES if stage.source in sources)
 
 
+_LOGITS, _WALK = frozenset({"logits"}), frozenset({"path", "bonus"})
 _LAYOUT = frozenset({"parents", "tokens", "positions", "mask", "slots"})
-_CACHE = frozenset({"cache_tokens", "cache_positions", "cache_c_kv", "cache_k_pe", "untouched"})
 
 # In the order in which they are worth showing.
 _GROUPS = (
     _Group(_LAYOUT, ("positions", "mask"), "trace", "a wrong layout of the tree"),
     _Group(
-        _of(Source.LAYER) | {"embedding", "final_hidden"},
+        _of(Source.LAYER, Source.FORWARD) - _LAYOUT - _LOGITS,
         ("scores",),
         "trace",
         "the layer, and what in it",
     ),
-    _Group(_CACHE, (), "snapshot()", "what commit left in the cache"),
-    _Group(frozenset({"copied"}), (), "snapshot(), and c_kv and k_pe", "rows changed in moving"),
-    _Group(frozenset({"logits"}), ("logits",), "trace", "wrong logits where no verb returns them"),
-    _Group(frozenset({"path", "bonus"}), ("path", "bonus"), "accept()", "a wrong walk"),
-    _Group(_of(Source.WALK), ("targets",), "trace of round()", "targets, and rows moved"),
-    _Group(_of(Source.BUILD), (), "build()", "a wrong best-first tree"),
+    _Group(
+        _of(Source.COMMIT, Source.JUDGE), ("the cache",), "snapshot()", "what commit left there"
+    ),
+    _Group(_LOGITS, ("logits",), "trace", "where no verb returns them"),
+    _Group(_WALK, ("path", "bonus"), "accept()", "a wrong walk"),
+    _Group(_of(Source.WALK) - _WALK, ("targets",), "trace", "round()'s decisions and moves"),
+    _Group(_of(Source.BUILD), ("best-first trees",), "build()", "TREE-3 and TREE-4"),
 )
 
 
 def unshown_lines(unshown: Iterable[str]) -> list[str]:
-    """One line per group that has something missing; empty where nothing is."""
+    """One line for each thing that would show some of these stages."""
     left = set(unshown)
     lines = []
     for group in _GROUPS:
         missing = left & group.names
-        left -= missing
-        if not missing:
-            continue
-        first = [name for name in group.first if name in missing]
-        others = len(missing) - len(first)
-        if first:
-            what = ", ".join(first) + (f" (and {others} more)" if others else "")
-            lines.append(f"  {what + ' by ' + group.by:<37} tells {group.tells}")
-        else:
-            lines.append(f"  {group.by:<37} tells {group.tells}")
+        if missing:
+            lines.append(f"  {_what(group, missing):<29} {group.by:<11} {group.tells}")
     return lines
+
+
+def _what(group: _Group, missing: set[str]) -> str:
+    if not group.names.issuperset(group.first):
+        return group.first[0]
+    named = [name for name in group.first if name in missing] or sorted(missing)[:2]
+    others = len(missing) - len(named)
+    return ", ".join(named) + (f" and {others} more" if others else "")

@@ -188,3 +188,38 @@ def test_a_python_that_was_named_is_not_replaced(checkout):
     checkout.offer("python3", "fits 3.12.0")
 
     assert "Found:\n  mine: not found\n" in checkout.make("gate", "PYTHON=mine").stderr
+
+
+@pytest.mark.parametrize("verb", ["setup", "gate"])
+def test_a_slip_in_python_costs_no_set_up(checkout, verb):
+    checkout.offer("python3", "fits 3.12.0")
+    checkout.offer("old", "too old, version 3.9.2")
+    checkout.make("setup")
+    checkout.called()
+
+    for slip, said in (("/typo", "not found"), ("old", "too old, version 3.9.2")):
+        refused = checkout.make(verb, f"PYTHON={slip}")
+
+        assert refused.returncode != 0
+        assert f"Found:\n  {slip}: {said}\n" in refused.stderr
+    assert checkout.make("setup").returncode == 0
+    assert [] == checkout.called()
+
+
+def test_the_tiny_bundle_is_recorded_anew_for_what_records_it_alone():
+    command = ["make", "-pn", "help"]
+    database = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"^TINY_SOURCES := (.*)$", database, re.MULTILINE)
+
+    assert found
+    sources = set(found.group(1).split())
+    assert {"contract/RULES.md", "reference/forward.py", "kdtr_format/writer.py"} <= sources
+    assert {
+        f"conformance/{name}.py"
+        for name in ("case", "tiny_corpus", "seed_model", "bundle", "golden", "golden_margins")
+    } <= sources
+    assert not {f"conformance/{name}.py" for name in ("report", "cli", "judge")} & sources
+
+
+def test_tests_that_were_skipped_say_why():
+    assert " -rs " in (ROOT / "Makefile").read_text()

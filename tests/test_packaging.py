@@ -99,7 +99,7 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
     assert {"numpy", "ml_dtypes", "safetensors", "rich"} == {
         requirement.name for requirement in required if requirement.marker is None
     }
-    assert {"cupy-cuda12x", "cupy-cuda13x", "gguf", "test", "dev"} == set(
+    assert {"cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet", "test", "dev"} == set(
         metadata.get_all("Provides-Extra")
     )
 

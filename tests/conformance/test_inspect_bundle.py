@@ -83,7 +83,7 @@ def test_the_table_counts_thin_rows_as_the_recorder_did(kdtr: Kdtr, small: Path)
     lines = kdtr("inspect", small).out.splitlines()
 
     (head,) = (i for i, line in enumerate(lines) if line.startswith("case  "))
-    columns = ["case", "id", "level", "chunks", "rounds", "thin", "float32", "thin", "bfloat16"]
+    columns = ["case", "id", "level", "chunks", "rounds", "thin", "f32", "thin", "bf16"]
     assert columns == lines[head].split()
     for entry, line in zip(entries, lines[head + 1 :], strict=False):
         thin = entry["thin"]
