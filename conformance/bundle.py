@@ -7,16 +7,18 @@ Names: `config/...`, `weights/...` (kdtr_format/model.py), `input/<alias>/...` (
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from kdtr.conformance.bundle_case import read_case
 from kdtr.conformance.bundle_check import EXPERT_GAP, check_expectations, stage_name
-from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.contract import BundleError, DraftTree, EmitLimit, KdtrError, rules_version
+from kdtr.conformance.case import CaseInput
+from kdtr.contract import BundleError, KdtrError, check_tensors, rules_version
 from kdtr.kdtr_format import Bundle, read_model
 
 CORPUS_VERSION = 1  # which cases exist and what they ask
@@ -85,24 +87,39 @@ class GoldenBundle:
         self.model_name = str(model.get("name") if isinstance(model, dict) else "unnamed")
         try:
             self.config, self.weights = read_model(bundle.view("config/", "weights/"))
-            self.cases = tuple(
-                GoldenCase(
-                    _read_case(path, bundle, entry),
-                    bundle.view(f"expect/{entry['alias']}/"),
-                    self.weights,
-                )
-                for entry in metadata["cases"]
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise BundleError(
-                f"{path}: the list of cases is malformed ({error!r}); record it again with "
-                "`kdtr golden`"
-            ) from error
-        inputs = tuple(case.inputs for case in self.cases)
-        try:
+            self._check_model(model)
+            self.cases = tuple(self._cases(metadata.get("cases"), bundle))
+            inputs = tuple(case.inputs for case in self.cases)
             check_expectations(self.config, inputs, bundle.view("expect/"))
-        except BundleError as error:
+            _check_names(bundle, {case.alias for case in inputs})
+        except KdtrError as error:
             raise BundleError(f"{path}: {error}") from error
+
+    def _check_model(self, model: object) -> None:
+        """The weights fit the configuration, are finite, and are those that were recorded."""
+        check_tensors(self.config, {name: array.shape for name, array in self.weights.items()})
+        for name, array in self.weights.items():
+            if not np.isfinite(array.astype(np.float32)).all():
+                raise BundleError(f"weights/{name} holds NaN or infinity; expected finite numbers")
+        recorded = model.get("weights_sha256") if isinstance(model, dict) else None
+        self.weights_sha256 = weights_sha256(self.weights)
+        if recorded != self.weights_sha256:
+            raise BundleError(
+                f"model.weights_sha256 = {recorded!r}, the weights give {self.weights_sha256}; "
+                "record the bundle again"
+            )
+
+    def _cases(self, entries: object, bundle: Bundle) -> Iterator[GoldenCase]:
+        if not isinstance(entries, list) or not entries:
+            raise BundleError(f"cases = {entries!r}; expected a list of cases")
+        inputs = bundle.view("input/")
+        seen: set[str] = set()
+        for entry in entries:
+            case = read_case(self.config, entry, inputs, self.weights_sha256)
+            if case.alias in seen:
+                raise BundleError(f"case {case.alias} is listed twice")
+            seen.add(case.alias)
+            yield GoldenCase(case, bundle.view(f"expect/{case.alias}/"), self.weights)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GoldenBundle:
@@ -118,58 +135,19 @@ class GoldenBundle:
         self._bundle.close()
 
 
-def _read_case(path: Path, bundle: Bundle, entry: Mapping[str, object]) -> CaseInput:
-    alias = str(entry["alias"])
-    prefix = f"input/{alias}/"
-    tensors = bundle.view(prefix)
+def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
+    """Identity of a set of tensors: names, dtypes, shapes and bytes, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        array = np.ascontiguousarray(weights[name])
+        digest.update(f"{name} {array.dtype.name} {array.shape}\n".encode())
+        digest.update(array.view(np.uint8).data if array.size else b"")
+    return digest.hexdigest()
 
-    def integers(name: str) -> tuple[int, ...]:
-        array = tensors[prefix + name]
-        if array.dtype != np.int64 or array.ndim != 1:
-            raise BundleError(
-                f"{path}: {prefix}{name} is {array.dtype} {list(array.shape)}; expected int64 [n]"
-            )
-        return tuple(array.tolist())
 
-    def number(name: str) -> int | None:
-        if prefix + name not in tensors:
-            return None
-        array = tensors[prefix + name]
-        if array.dtype != np.int64 or array.ndim != 0:
-            raise BundleError(
-                f"{path}: {prefix}{name} is {array.dtype} {list(array.shape)}; expected int64 []"
-            )
-        return int(array)
-
-    def round_input(i: int) -> RoundInput:
-        at = f"round{i}/"
-        tokens, parents = integers(at + "tokens"), integers(at + "parents")
-        try:
-            tree = DraftTree(tokens, parents)
-        except KdtrError as error:
-            raise BundleError(f"{path}: {prefix}{at}: {error}") from error
-        logits = tensors.get(prefix + at + "draft_logits")
-        stops = integers(at + "stop_tokens") if prefix + at + "stop_tokens" in tensors else ()
-        limit = EmitLimit(frozenset(stops), number(at + "max_emitted"))
-        return RoundInput(tree, logits, number(at + "budget"), limit)
-
-    def count(point: str) -> int:
-        i = 0
-        while f"{prefix}{point}{i}/tokens" in tensors:
-            i += 1
-        return i
-
-    max_len = number("max_len")
-    if max_len is None:
-        raise BundleError(f"{path}: {prefix}max_len is missing; expected a number of slots")
-    return CaseInput(
-        alias=alias,
-        why=str(entry["why"]),
-        rules=tuple(str(rule) for rule in entry["rules"]),  # type: ignore[attr-defined]
-        chunks=tuple(integers(f"chunk{i}/tokens") for i in range(count("chunk"))),
-        root=number("root"),
-        rounds=tuple(round_input(i) for i in range(count("round"))),
-        max_len=max_len,
-        level=str(entry["level"]),
-        case_id=str(entry["id"]),
-    )
+def _check_names(bundle: Bundle, aliases: set[str]) -> None:
+    for name in bundle.names():
+        part, _, rest = name.partition("/")
+        known = part in ("config", "weights")
+        if not known and not (part in ("input", "expect") and rest.partition("/")[0] in aliases):
+            raise BundleError(f"{name} belongs to no model and no case; remove it")

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from kdtr.conformance.bundle_values import PointFacts, check_gap, check_values
 from kdtr.conformance.case import STAGES, CaseInput
-from kdtr.contract import BundleError, ModelConfig, Source, Stage, stage_order
+from kdtr.contract import BundleError, DraftTree, ModelConfig, Source, Stage, stage_order
 
 EXPERT_GAP = "expert_gap"  # beside expert_ids: how firm the choice is (reference/moe.py)
 MARGINS = ("margin_float32", "margin_bfloat16")  # of each row, in golden_margins.py's units
@@ -36,8 +37,13 @@ def check_expectations(
             path = tensors.get(prefix + "path")
             grown = n if path is None else len(path) if path.ndim == 1 else 0
             sizes = _sizes(config, n, length, grown)
-            for name, shape, kind in _stages(config, case, point, sizes):
-                _check(prefix + name, tensors, shape, kind)
+            facts = PointFacts(_tree_or_chunk(case, point), _tree(case, point), length)
+            for name, shape, kind, stage in _stages(config, case, point, sizes):
+                array = _checked(prefix + name, tensors, shape, kind)
+                if stage is None:
+                    check_gap(prefix + name, array)
+                else:
+                    check_values(prefix + name, stage, array, config, facts)
                 wanted.add(prefix + name)
             length += grown
     extra = sorted(set(tensors) - wanted)
@@ -48,6 +54,10 @@ def check_expectations(
 def _tree_or_chunk(case: CaseInput, point: str) -> tuple[int, ...]:
     i = int(point.removeprefix("chunk").removeprefix("round"))
     return case.chunks[i] if point.startswith("chunk") else case.rounds[i].tree.tokens
+
+
+def _tree(case: CaseInput, point: str) -> DraftTree | None:
+    return case.rounds[int(point[len("round") :])].tree if point.startswith("round") else None
 
 
 def _sizes(config: ModelConfig, n: int, length: int, grown: int) -> dict[str, int]:
@@ -72,12 +82,12 @@ def _sizes(config: ModelConfig, n: int, length: int, grown: int) -> dict[str, in
 
 def _stages(
     config: ModelConfig, case: CaseInput, point: str, sizes: dict[str, int]
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and dtype kinds of every expectation of a point."""
+) -> Iterator[tuple[str, tuple[int, ...], str, Stage | None]]:
+    """Name, shape, dtype kinds and stage of every expectation of a point; no stage: a margin."""
     is_round, is_last = point.startswith("round"), point == case.points()[-1]
     drafted = is_round and case.rounds[int(point[len("round") :])].draft_logits is not None
     for margin in MARGINS:
-        yield margin, (sizes["n"],), "f"
+        yield margin, (sizes["n"],), "f", None
     for stage, layer in stage_order(config.num_hidden_layers):
         if not _happens(stage, is_round=is_round, drafted=drafted):
             continue
@@ -86,9 +96,9 @@ def _stages(
         if layer is not None and stage.name in _ROUTED and config.is_dense(layer):
             continue
         shape = tuple(sizes[letter] for letter in stage.axes)
-        yield stage_name(stage.name, layer), shape, "bi" if stage.exact else "f"
+        yield stage_name(stage.name, layer), shape, "bi" if stage.exact else "f", stage
         if stage.name == "expert_ids":
-            yield stage_name(EXPERT_GAP, layer), shape[:1], "f"
+            yield stage_name(EXPERT_GAP, layer), shape[:1], "f", None
 
 
 def is_recorded(stage: Stage, level: str, *, is_last: bool) -> bool:
@@ -106,9 +116,9 @@ def _happens(stage: Stage, *, is_round: bool, drafted: bool) -> bool:
     return is_round or (stage.source is not Source.WALK and stage.name != "parents")
 
 
-def _check(
+def _checked(
     name: str, tensors: Mapping[str, np.ndarray], shape: tuple[int, ...], kinds: str
-) -> None:
+) -> np.ndarray:
     if name not in tensors:
         raise BundleError(f"{name} is missing; record the bundle again with `kdtr golden`")
     array = tensors[name]
@@ -116,5 +126,6 @@ def _check(
     if array.shape != shape or not fits:
         raise BundleError(
             f"{name} is {array.dtype} {list(array.shape)}; expected "
-            f"{'float64' if kinds == 'f' else 'integers or bool'} {list(shape)}"
+            f"{'float64' if kinds == 'f' else 'int64 or bool'} {list(shape)}"
         )
+    return array

@@ -56,9 +56,9 @@ def _case(where: str, entry: Any) -> CasePlan:
         "alias": _text(f"{where}, alias", entry["alias"]),
         "why": _text(f"{where}, why", entry.get("why", "")),
         "rules": _rules(f"{where}, rules", entry.get("rules", [])),
-        "chunks": tuple(_ids(f"{where}, chunk {i}", chunk) for i, chunk in enumerate(chunks)),
+        "chunks": tuple(_ids(f"{where}, chunk{i}", chunk) for i, chunk in enumerate(chunks)),
         "root": root,
-        "rounds": tuple(_round(f"{where}, round {i}", one) for i, one in enumerate(rounds)),
+        "rounds": tuple(_round(f"{where}, round{i}", one) for i, one in enumerate(rounds)),
     }
     try:
         return CasePlan(**fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from kdtr.conformance.bundle import (
     CORPUS_VERSION,
     GENERATOR_VERSION,
+    weights_sha256,
 )
 from kdtr.conformance.bundle_check import EXPERT_GAP, is_recorded, stage_name
 from kdtr.conformance.case import CaseInput, CasePlan, Drafted, Planted, RoundInput, RoundPlan
@@ -90,16 +90,6 @@ def record_bundle(
     return write_bundle(path, tensors, metadata, alignment=alignment)
 
 
-def weights_sha256(weights: Mapping[str, np.ndarray]) -> str:
-    """Identity of a set of tensors: names, dtypes, shapes and bytes, in the order of the names."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        array = np.ascontiguousarray(weights[name])
-        digest.update(f"{name} {array.dtype.name} {array.shape}\n".encode())
-        digest.update(array.view(np.uint8).data if array.size else b"")
-    return digest.hexdigest()
-
-
 class Models:
     """The truth, and the honest engines of lower precision that say how firm a decision is."""
 
@@ -118,8 +108,7 @@ def record_case(
     Returns its inputs; the expectations by `<point>/<stage>`; and by precision how many
     decisions are thin: of all rows in float32, of the accepted ones in lower precisions.
     """
-    _check_fits(models.config, plan)
-    run = _Run(models, plan)
+    run = _Run(models, plan, _slots(models.config, plan))
     for i, chunk in enumerate(plan.chunks):
         run.prefill(f"chunk{i}", chunk)
     if plan.root is not None:
@@ -141,16 +130,15 @@ def record_case(
 class _Run:
     """One case under way: the truth's session, and its shadows in lower precision."""
 
-    def __init__(self, models: Models, plan: CasePlan) -> None:
-        limit = models.config.max_position_embeddings
-        self.session = models.truth.open(max_len=limit)
+    def __init__(self, models: Models, plan: CasePlan, slots: int) -> None:
+        self.session = models.truth.open(max_len=slots)
         self.needed = 0  # slots
         self.thin = dict.fromkeys(PRECISIONS, 0)
         self._models = models
         self._plan = plan
-        self._ahead = _continuation(models.truth, plan)
+        self._ahead = _continuation(models.truth, plan, slots)
         self._shadows = {
-            precision: Shadow(model, limit) for precision, model in models.emulated.items()
+            precision: Shadow(model, slots) for precision, model in models.emulated.items()
         }
         self._expected: dict[str, np.ndarray] = {}
 
@@ -272,9 +260,9 @@ def _prompt_len(plan: CasePlan) -> int:
     return sum(len(chunk) for chunk in plan.chunks)
 
 
-def _continuation(model: ReferenceModel, plan: CasePlan) -> tuple[int, ...]:
+def _continuation(model: ReferenceModel, plan: CasePlan, slots: int) -> tuple[int, ...]:
     """The root and the tokens that follow it by plain decoding: enough to plant every path."""
-    session = model.open(max_len=model.config.max_position_embeddings)
+    session = model.open(max_len=slots)
     if plan.root is None:
         for chunk in plan.chunks:
             session.prefill(chunk)
@@ -294,8 +282,8 @@ def _accept_len(plan: RoundPlan) -> int:
     return len(plan.ranks) + 1 if isinstance(plan, Drafted) else len(plan)
 
 
-def _check_fits(config: ModelConfig, plan: CasePlan) -> None:
-    """A round needs its tree's slots, whatever it accepts."""
+def _slots(config: ModelConfig, plan: CasePlan) -> int:
+    """Slots that the case may need: a round's tree has room, whatever the rounds before accept."""
     rows = sum(
         round_plan.budget + 1 if isinstance(round_plan, Drafted) else len(round_plan.parents)
         for round_plan in plan.rounds
@@ -305,3 +293,4 @@ def _check_fits(config: ModelConfig, plan: CasePlan) -> None:
             f"case {plan.alias} may need {_prompt_len(plan) + rows} slots; expected at most "
             f"max_position_embeddings = {config.max_position_embeddings}"
         )
+    return _prompt_len(plan) + rows

@@ -128,12 +128,12 @@ def _check_plans(plans: Sequence[CasePlan], vocab_size: int) -> None:
         if plan.alias in seen:
             raise CaseError(f"two cases are called {plan.alias}; expected a name for each")
         seen.add(plan.alias)
-        given = {f"chunk {i}": chunk for i, chunk in enumerate(plan.chunks)}
+        given = {f"chunk{i}": chunk for i, chunk in enumerate(plan.chunks)}
         if plan.root is not None:
             given["root"] = (plan.root,)
         for i, entry in enumerate(plan.rounds):
             if isinstance(entry, DraftTree):
-                given[f"round {i}"] = entry.tokens
+                given[f"round{i}"] = entry.tokens
         for where, tokens in given.items():
             for token in tokens:
                 if not 0 <= token < vocab_size:

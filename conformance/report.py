@@ -81,8 +81,9 @@ def _table(results: list[CaseResult]) -> Table:
     """A line per case; a column per mode. Without rulers between: it fits in 80 columns."""
     modes = list(dict.fromkeys(result.mode for result in results))
     any_blocked = any(result.blocked for result in results)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("case", overflow="fold")
+    pad = 0 if any_blocked else 1
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, pad, 0, 0))
+    table.add_column("case", no_wrap=True)
     for mode in modes:
         table.add_column(mode, min_width=len(mode))
     if any_blocked:

@@ -147,7 +147,9 @@ def test_of_the_first_row_out_of_bounds_the_worst_element_is_named() -> None:
 
     assert difference is not None
     assert (1, 2) == difference.index
-    assert "3 of 9 out of bounds, the worst by 100 times" == difference.summary
+    assert (
+        "3 of 9 out of bounds, the first row of them by 5 times, the worst (row 2) by 100 times"
+    ) == difference.summary
     assert "0 within 1" == difference.expected
     assert "5, off by 5" == difference.actual
     assert 5 == difference.ratio
@@ -163,6 +165,7 @@ def test_a_row_may_have_two_axes() -> None:
 
     assert difference is not None
     assert (0, 1, 1) == difference.index
+    assert difference.summary.endswith("by 3 times, the worst (layer 1, slot 0) by 9 times")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_huge_numbers_are_out_of_bounds_without_a_warning() -> None:
     ).difference
 
     assert difference is not None
-    assert "2 of 2 out of bounds, the worst by inf times" == difference.summary
+    assert "2 of 2 out of bounds, the first row of them by inf times" == difference.summary
 
 
 # Coordinates
@@ -245,9 +248,9 @@ PARENTS = (-1, 0, 0, 2)
         ("router_scores", 1, (1, 7), "layer 1, row 1 (path 0-1), expert 7"),
         ("expert_ids", 1, (1, 2), "layer 1, row 1 (path 0-1), choice 2"),
         ("logits", None, (1, 36), "row 1 (path 0-1), token 36"),
-        ("moves", None, (1, 0), "step 1, source"),
-        ("moves", None, (1, 1), "step 1, destination"),
-        ("emitted", None, (2,), "step 2"),
+        ("moves", None, (1, 0), "path node 1, source"),
+        ("moves", None, (1, 1), "path node 1, destination"),
+        ("emitted", None, (2,), "path node 2"),
         ("untouched", None, (5,), "slot 5"),
         ("cache_tokens", None, (5,), "slot 5"),
         ("cache_c_kv", None, (3, 14, 61), "layer 3, slot 14, latent channel 61"),

@@ -66,10 +66,29 @@ def test_a_half_name(name: str) -> None:
     assert f"engine {name!r}; expected package.module:factory" == refusal(name)
 
 
-def test_a_module_that_there_is_not() -> None:
+def test_a_module_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    todo = (
+        f"the packages of {sys.executable}; start kdtr in the directory that holds it, name that "
+        "directory in PYTHONPATH, or install its package"
+    )
+
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(Path.cwd())])
+
+    assert f"engine no.such:make: no module no in {todo}" == refusal("no.such:make")
+    assert "engine json.such:make: no module json.such in " in refusal("json.such:make")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"engine no:make: no module no in {tmp_path} and {todo}" == refusal("no:make")
+
+
+def test_a_module_that_imports_what_there_is_not(module: Callable[..., str]) -> None:
+    name = module("import no_such_library")
+
     assert (
-        "engine no.such:make: importing no.such raised ModuleNotFoundError: No module named 'no'"
-    ) == refusal("no.such:make")
+        f"engine {name}:make: importing {name} raised ModuleNotFoundError: No module named "
+        "'no_such_library'; install what it imports into the Python that runs kdtr, "
+        f"{sys.executable}"
+    ) == refusal(f"{name}:make")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +153,18 @@ def test_a_factory_that_raises(
 
 def test_an_option_that_the_factory_does_not_know() -> None:
     assert (
-        "engine host: the factory, called with {'paeg_size': 3}, raised TypeError: make_engine() "
-        "got an unexpected keyword argument 'paeg_size'"
+        "engine host: the factory has no option paeg_size; expected some of kernels, page_size, "
+        "split_size"
     ) == refusal("host", paeg_size=3)
+
+
+def test_an_option_for_a_factory_that_takes_none(module: Callable[..., str]) -> None:
+    name = module(make=lambda: engine())
+
+    assert (
+        f"engine {name}:make: the factory has no option page_size; expected none, it takes no "
+        "options"
+    ) == refusal(f"{name}:make", page_size=3)
 
 
 def test_the_engine_s_own_refusal_of_an_option_stands() -> None:

@@ -1,0 +1,149 @@
+"""The report as a person reads it, in 80 columns."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
+from kdtr.conformance.gate import GateResult
+from kdtr.conformance.report import closing_line, in_order, print_report
+from kdtr.contract import EngineInfo, NumericProfile, rule
+
+INFO = EngineInfo("mine", "1", "cpu", NumericProfile(), frozenset({"verify"}))
+MODES = ("stepwise", "round", "shipped", "decode", "forward")
+
+
+def report(results: list[CaseResult], width: int = 80) -> list[str]:
+    out = io.StringIO()
+    print_report(Console(file=out, width=width, color_system=None), INFO, GateResult(results), 1.0)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def result(case: str, mode: str, verdict: Verdict = Verdict.PASS, **fields: Any) -> CaseResult:
+    fields.setdefault("comparisons", 7)
+    return CaseResult("b.kdtr", case, mode, verdict, **fields)
+
+
+def not_offered(case: str, mode: str, *verbs: str) -> CaseResult:
+    return result(case, mode, Verdict.UNSUPPORTED, unshown=set(verbs), comparisons=0)
+
+
+def finding(case: str, n_rows: int, *rules: str, verdict: Verdict = Verdict.FAIL) -> Finding:
+    place = Place("b.kdtr", case, "round", "round0")
+    return Finding(verdict, place, "logits", "differ", rules=rules, n_rows=n_rows)
+
+
+# The table
+
+
+def test_the_table_of_all_modes_with_everything_blocked_fits() -> None:
+    verdicts = [Verdict.FAIL, Verdict.ERROR, Verdict.NEAR_TIE, Verdict.PASS, Verdict.FAIL]
+    results = [
+        result("prompt0-trees", mode, verdict, blocked=22, comparisons=5000, headroom=0.0123)
+        for mode, verdict in zip(MODES, verdicts, strict=True)
+    ]
+
+    lines = report(results)
+
+    (row,) = (line for line in lines if "prompt0-trees" in line)
+    assert "110" in row.split()
+    assert "25000" in row.split()
+    assert "0.012" == row.split()[-1]
+    assert all(len(line) <= 80 for line in lines)
+    assert "blocked: points not reached, because a finding ends its case" in lines
+
+
+def test_what_is_not_offered_is_a_dash_and_one_line() -> None:
+    results = [
+        result("y", "stepwise"),
+        not_offered("y", "round", "round()"),
+        not_offered("from-root", "stepwise", "set_root()"),
+        not_offered("from-root", "round", "round()", "set_root()"),
+    ]
+
+    lines = report(results)
+
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(("y ", "from-root "))}
+    assert ["pass", "-", "7"] == rows["y"]
+    assert ["-", "-", "0"] == rows["from-root"]
+    assert "round: not offered, needs round()" in lines
+    assert "from-root: not offered, needs set_root()" in lines
+    assert 2 == sum("not offered" in line for line in lines)
+    assert not any("blocked" in line for line in lines)
+
+
+# The findings
+
+
+def test_the_earliest_point_of_the_simplest_case_comes_first() -> None:
+    late, early = finding("late", 40), finding("early", 4)
+    tie = finding("tie", 1, verdict=Verdict.NEAR_TIE)
+    same = finding("same", 4)
+
+    assert [early, same, late, tie] == in_order([tie, late, early, same])
+
+
+def test_a_rule_is_told_once_and_wrapped() -> None:
+    first, second = finding("a", 1, "POS-1", "FWD-1"), finding("b", 2, "FWD-1", "MASK-1")
+    third = finding("c", 3, "POS-1", "FWD-1")
+
+    lines = report([result("a", "round", Verdict.FAIL, findings=[third, second, first])])
+
+    text = " ".join(" ".join(lines).split())
+    for rule_id in ("POS-1", "FWD-1", "MASK-1"):
+        assert 1 == text.count(rule(rule_id))
+    assert f"  POS-1     {rule('POS-1')}" in lines
+    start = next(i for i, line in enumerate(lines) if line.startswith("  FWD-1     Prefill of P"))
+    assert lines[start + 1].startswith("            ")
+    assert "  also      FWD-1" in lines
+    assert "  breaks    POS-1, FWD-1" in lines
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_next_step_is_wrapped_and_the_command_is_not() -> None:
+    step, command = "show the stages " + "positions and mask " * 6, "kdtr gate " + "x" * 90
+    shown = replace(finding("a", 1), next_step=step, reproduce=command)
+
+    lines = report([result("a", "round", Verdict.FAIL, findings=[shown])])
+
+    start = next(
+        i for i, line in enumerate(lines) if line.startswith("  next      show the stages")
+    )
+    assert lines[start + 1].startswith("            ")
+    assert f"  again     {command}" in lines
+
+
+# What was not shown, and the last line
+
+
+def test_what_was_not_shown_is_grouped_and_leaves_out_verbs() -> None:
+    results = [
+        result("y", "stepwise", unshown={"mask", "path", "logits"}),
+        not_offered("y", "round", "round()"),
+    ]
+
+    lines = report(results)
+
+    start = lines.index("not shown, so neither passed nor failed; worth showing in this order:")
+    assert ["mask", "logits", "path"] == [line.split()[0] for line in lines[start + 1 : start + 4]]
+    assert not any("round()" in line for line in lines[start:])
+
+
+def test_the_closing_line_counts_what_near_ties_kept_from_being_reached() -> None:
+    tie = result("y", "round", Verdict.NEAR_TIE, blocked=3)
+    fail = result("z", "round", Verdict.FAIL, blocked=5)
+
+    assert (
+        "\ngate FAILED: 1 near tie, 1 fail; 3 points not reached because of near ties; "
+        "14 comparisons of 0 rows in 2.0 s"
+    ) == closing_line(GateResult([tie, fail]), 2)
+    assert "1 point not reached" in closing_line(
+        GateResult([result("y", "round", Verdict.NEAR_TIE, blocked=1)]), 2
+    )
+    assert "\ngate passed: 1 pass; 7 comparisons of 0 rows in 2.0 s" == closing_line(
+        GateResult([result("y", "round")]), 2
+    )
