@@ -103,9 +103,7 @@ def compare_numeric(
     within = np.unravel_index(int(ratio[row].argmax()), ratio[row].shape)
     index = (*row, *(int(i) for i in within))
     own = float(ratio[index])
-    summary = (
-        f"{len(out)} of {expected.size} out of bounds, the first row of them by {own:.3g} times"
-    )
+    summary = f"{len(out)} of {expected.size} out of bounds, the first row by {own:.3g} times"
     if headroom > own:
         worst = np.unravel_index(int(ratio.argmax()), ratio.shape)[:row_axes]
         names = ("row",) if row_axes == 1 else ("layer", "slot")

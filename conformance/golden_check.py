@@ -21,7 +21,8 @@ from kdtr.contract import KdtrError
 
 _CPU = np._core._multiarray_umath  # type: ignore[attr-defined]
 AVX512 = ("X86_V4", "AVX512_ICL", "AVX512_SPR")
-_KERNELS = ("Haswell", "Prescott", "SkylakeX", "Zen")
+# Names that OpenBLAS reports as it is asked for them.
+_KERNELS = ("Haswell", "Nehalem", "Sandybridge", "SkylakeX")
 
 
 class EnvironmentFault(KdtrError):

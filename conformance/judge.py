@@ -17,7 +17,7 @@ from kdtr.conformance.compare import (
 )
 from kdtr.conformance.drive import Driver, Mode, Pin
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.near_tie import Decisions
+from kdtr.conformance.near_tie import Decisions, unseen_choice
 from kdtr.conformance.observe import Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
 from kdtr.conformance.tolerance import row_bound
@@ -31,6 +31,8 @@ from kdtr.contract import (
     Stage,
     stage_order,
 )
+
+_DOWNSTREAM = (Source.WALK, Source.COMMIT)  # what a choice of experts may change
 
 
 def judge_case(
@@ -97,6 +99,7 @@ class _CaseJudge:
         self._config = config
         self._case = case
         self._mode = mode
+        self._unseen: str | None = None  # a thin choice of experts that was not shown
 
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
@@ -141,6 +144,10 @@ class _CaseJudge:
         """Stage by stage; whether the case goes on. A near tie hides what depends on it."""
         hidden_by_tie: set[Source] = set()
         seen.sort_experts()
+        if not any(name == "expert_ids" for name, _ in seen.arrays):
+            self._unseen = self._unseen or unseen_choice(
+                expectation, self._config, self._info.profile
+            )
         for stage, layer in stage_order(self._config.num_hidden_layers):
             expected = _expected(expectation, stage, layer)
             if expected is None or self._mode.hides(stage) or stage.source in hidden_by_tie:
@@ -185,6 +192,8 @@ class _CaseJudge:
             nodes = None if parents is None else tuple(int(p) for p in parents)
             where = coordinates(stage, layer, difference.index, nodes)
         finding = self._finding(point, stage, difference, where)
+        if self._unseen and (stage.source in _DOWNSTREAM or stage.name == "logits"):
+            return replace(finding, verdict=Verdict.NEAR_TIE, summary=self._unseen)
         if actual.dtype.kind not in "iu" or actual.ndim != expected.ndim:
             return finding
         bonus = seen.arrays.get(("bonus", None))
@@ -194,6 +203,11 @@ class _CaseJudge:
             self._info.profile,
             logits=seen.arrays.get(("logits", None)),
             bonus=None if bonus is None else int(bonus),
+            router_scores={
+                at: array
+                for (name, at), array in seen.arrays.items()
+                if name == "router_scores" and at is not None
+            },
         )
         tie = decisions.near_tie(stage, layer, expected, actual)
         return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)

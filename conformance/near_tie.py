@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
 class Decisions:
     """What is needed to tell a near tie from a wrong decision at one point of a case.
 
-    logits [n, w] and bonus: the engine's own, where it shows them
+    logits [n, w], bonus and router_scores [n, e] by layer: the engine's own, where it shows them
     """
 
     expectation: Expectation
@@ -23,6 +24,7 @@ class Decisions:
     profile: NumericProfile
     logits: np.ndarray | None = None
     bonus: int | None = None
+    router_scores: Mapping[int, np.ndarray] = field(default_factory=dict)
 
     def near_tie(
         self, stage: Stage, layer: int | None, expected: np.ndarray, actual: np.ndarray
@@ -87,7 +89,11 @@ class Decisions:
         shared = 0
         while shared < min(len(expected), len(actual)) and expected[shared] == actual[shared]:
             shared += 1
-        if shared == 0 or actual.max() >= len(tokens):
+        parents = self.expectation.get("parents")
+        assert parents is not None
+        if shared == 0 or actual.max() >= len(tokens) or actual.min() < 0:
+            return None
+        if shared < len(actual) and parents[actual[shared]] != actual[shared - 1]:
             return None
         took = tokens[actual[shared]] if shared < len(actual) else bonus
         right = tokens[expected[shared]] if shared < len(expected) else last
@@ -105,12 +111,48 @@ class Decisions:
         np.put_along_axis(chosen, actual, True, axis=1)
         biased = scores + self.expectation.router_bias(layer)
         favoured = biased + np.where(chosen, bound, -bound)
+        own = self._own_choice(layer, scores.shape)
         for row in rows:
-            if not np.array_equal(_choice(self.config, favoured[row]), np.flatnonzero(chosen[row])):
+            took = np.flatnonzero(chosen[row])
+            if not np.array_equal(_choice(self.config, favoured[row]), took):
                 return None
+            if own is not None and not np.array_equal(_choice(self.config, own[row]), took):
+                return None  # not what its own scores say: a wrong choice, or a wrong tie-break
         row = rows[0]
         gap = self.expectation.expert_gap(layer)[row]
         return f"the choice of row {row} hangs on {gap:.2g}, less than {bound[row, 0]:.2g}"
+
+    def _own_choice(self, layer: int, shape: tuple[int, ...]) -> np.ndarray | None:
+        """The engine's own biased scores [n, e], in their own precision, where they decide."""
+        own = self.router_scores.get(layer)
+        profile = self.profile
+        coarse = UNIT_ROUNDOFF[profile.scores] > UNIT_ROUNDOFF[profile.accumulation]
+        if own is None or own.shape != shape or coarse:
+            return None
+        return own + self.expectation.router_bias(layer).astype(own.dtype)
+
+
+def unseen_choice(
+    expectation: Expectation, config: ModelConfig, profile: NumericProfile
+) -> str | None:
+    """The thinnest choice of experts at a point, where it may fall either way; else None.
+
+    For engines that do not show their choice: whatever follows from it may differ too.
+    """
+    for layer in range(config.num_hidden_layers):
+        scores = expectation.get("router_scores", layer)
+        if scores is None:
+            continue
+        bound = row_bound(STAGE["router_scores"], layer, scores, config, profile)[:, 0]
+        gap = expectation.expert_gap(layer)
+        thin = np.flatnonzero(gap <= bound)
+        if len(thin):
+            row = thin[0]
+            return (
+                f"an expert choice that the engine does not show hangs on {gap[row]:.2g} in layer "
+                f"{layer}, row {row}, less than {bound[row]:.2g}"
+            )
+    return None
 
 
 def _choice(config: ModelConfig, biased: np.ndarray) -> np.ndarray:

@@ -14,8 +14,10 @@ from kdtr.conformance.drive import MODE
 from kdtr.conformance.finding import Finding, Verdict
 from kdtr.contract import EngineInfo
 
-# Wrong in row 0 by a wrong cache, if the scores before them were not seen to be right.
-_READ_THE_CACHE = ("scores", "out_latent", "attn_out", "router_scores", "hidden", "final_hidden")
+# Numbers that a wrong cache makes wrong, if the scores before them were not seen to be right.
+_READ_THE_CACHE = frozenset(
+    {"scores", "out_latent", "attn_out", "router_scores", "hidden", "final_hidden", "logits"}
+)
 _CACHE_RULES = ("COMMIT-1", "COMMIT-3")
 
 
@@ -48,16 +50,32 @@ def _stages_to_show(finding: Finding, info: EngineInfo) -> str:
         return ""
     of_prefill = " of prefill" if finding.place.point.startswith("chunk") else ""
     layout = [stage for stage in ("positions", "mask") if stage not in info.stages]
-    if layout and mode.name != "forward":  # there both are given
-        plural = "s" if len(layout) > 1 else ""
-        faults = " or ".join(stage.removesuffix("s") for stage in layout)
+    if mode.name == "forward":  # there both are given
+        layout = []
+    if layout and finding.stage == "targets":
         return (
-            f"show the stage{plural} {' and '.join(layout)}{of_prefill} to learn which: a wrong "
-            f"{faults} is first seen there"
+            "if verify() returned logits they were right, and the argmax is wrong; if not, return "
+            f"them, and show the {_stages(layout)}"
+        )
+    by_walk = ["targets"] if mode.name == "round" and finding.stage in ("path", "bonus") else []
+    if layout:
+        faults = [stage.removesuffix("s") for stage in layout] + ["walk"] * len(by_walk)
+        return (
+            f"show the {_stages(layout + by_walk)}{of_prefill} to learn which: a wrong "
+            f"{_listed(faults, 'or')} is first seen there"
         )
     if "scores" not in info.stages:
         return f"show the stage scores{of_prefill} to learn in which layer it begins"
     return ""
+
+
+def _stages(names: list[str]) -> str:
+    return f"stage{'s' if len(names) > 1 else ''} {_listed(names, 'and')}"
+
+
+def _listed(names: list[str], joint: str) -> str:
+    *most, last = names
+    return f"{', '.join(most)} {joint} {last}" if most else last
 
 
 def _ends_a_forward(finding: Finding, info: EngineInfo) -> bool:
@@ -69,7 +87,11 @@ def _ends_a_forward(finding: Finding, info: EngineInfo) -> bool:
 
 
 def _cache_suspect(finding: Finding, info: EngineInfo, case: GoldenCase) -> str:
-    """For row 0 of a round after a commit whose cache was not shown: COMMIT-1, COMMIT-3."""
+    """For row 0 of a round after a commit whose cache was not shown: COMMIT-1, COMMIT-3.
+
+    It sees the cache and itself. Numbers alone tell that it was right in the round before: a
+    decision may be the first to turn out wrong long after the fault.
+    """
     points = case.inputs.points()
     if not finding.place.point.startswith("round") or finding.place.point == "round0":
         return ""
@@ -78,12 +100,12 @@ def _cache_suspect(finding: Finding, info: EngineInfo, case: GoldenCase) -> str:
     path, slots = left.get("path"), left.get("slots")
     assert path is not None
     assert slots is not None
-    scores_were_right = "scores" in info.stages and here.get("scores", 0) is not None
-    if finding.stage in _READ_THE_CACHE:
-        reads = finding.stage == "scores" or not scores_were_right
-    else:
-        reads = _ends_a_forward(finding, info) and not scores_were_right
-    if not reads or _row(finding, case) != 0:
+    scores_were_right = (
+        finding.stage != "scores" and "scores" in info.stages and here.get("scores", 0) is not None
+    )
+    if finding.stage not in _READ_THE_CACHE or scores_were_right:
+        return ""
+    if not re.search(r"\brow 0\b", finding.where):
         return ""
     missing = [] if "snapshot" in info.verbs else ["snapshot()"]
     if left.get("cache_c_kv") is None:  # then rows are held against those that the engine showed
@@ -97,12 +119,3 @@ def _cache_suspect(finding: Finding, info: EngineInfo, case: GoldenCase) -> str:
         f"suspect the cache that {before} left: it {kept} ({' and '.join(_CACHE_RULES)}); "
         f"{' and '.join(missing)} would tell"
     )
-
-
-def _row(finding: Finding, case: GoldenCase) -> int | None:
-    """The row of the forward that is wrong first, where that is known."""
-    if finding.stage == "bonus":
-        path = case.expectation(finding.place.point).get("path")
-        return None if path is None else int(path[-1])
-    found = re.search(r"\brow (\d+)", finding.where)
-    return int(found.group(1)) if found else None

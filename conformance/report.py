@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kdtr.conformance.drive import MODE
 from kdtr.conformance.finding import CaseResult, Finding, Verdict
 from kdtr.conformance.gate import GateResult
+from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.unshown import unshown_lines
 from kdtr.contract import EngineInfo
 
@@ -48,8 +50,15 @@ def print_report(console: Console, info: EngineInfo, gate: GateResult, seconds: 
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """What failed before near ties, and the earliest point of the simplest case first."""
-    return sorted(findings, key=lambda one: (not one.verdict.is_bad, one.n_rows))
+    """What failed before near ties, and the earliest point of the simplest case first.
+
+    Numbers come before the script: a session with wrong numbers may fail both.
+    """
+
+    def place(one: Finding) -> tuple[bool, bool, int]:
+        return not one.verdict.is_bad, one.place.mode == SCRIPT, one.n_rows
+
+    return sorted(findings, key=place)
 
 
 def closing_line(gate: GateResult, seconds: float) -> str:
@@ -78,16 +87,13 @@ def _points(n: int) -> str:
 
 
 def _table(results: list[CaseResult]) -> Table:
-    """A line per case; a column per mode. Without rulers between: it fits in 80 columns."""
-    modes = list(dict.fromkeys(result.mode for result in results))
-    any_blocked = any(result.blocked for result in results)
-    pad = 0 if any_blocked else 1
+    """A line per case, a column per mode; without rulers, so that it fits in 80 columns."""
+    modes = _modes(results)
+    pad = 1 if len(modes) <= 5 else 0
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, pad, 0, 0))
-    table.add_column("case", no_wrap=True)
+    table.add_column("case", overflow="fold")
     for mode in modes:
         table.add_column(mode, min_width=len(mode))
-    if any_blocked:
-        table.add_column("blocked", justify="right", no_wrap=True)
     table.add_column("compared", justify="right", no_wrap=True)
     table.add_column("error/bound", justify="right", no_wrap=True)
     by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
@@ -100,15 +106,19 @@ def _table(results: list[CaseResult]) -> Table:
             table.add_row(Text(Path(of_bundle).name, style="bold"))
         bundle = of_bundle
         headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
-        blocked = sum(result.blocked for result in by_mode.values())
         table.add_row(
             case,
             *(_cell(by_mode.get(mode)) for mode in modes),
-            *([str(blocked or "")] if any_blocked else []),
             str(sum(result.comparisons for result in by_mode.values())),
             f"{max(headrooms):.2g}" if headrooms else "",
         )
     return table
+
+
+def _modes(results: list[CaseResult]) -> list[str]:
+    """Those that ran, in the order of MODES; then `load` and `close`, where a model failed."""
+    ran = dict.fromkeys(result.mode for result in results)
+    return [mode for mode in MODE if mode in ran] + [mode for mode in ran if mode not in MODE]
 
 
 def _cell(result: CaseResult | None) -> Text:
@@ -121,7 +131,7 @@ def _cell(result: CaseResult | None) -> Text:
 def _below_the_table(results: list[CaseResult]) -> Iterator[str]:
     """What its marks mean, where they occur."""
     cases: dict[tuple[str, ...], list[str]] = {}  # by what they need, beyond what their mode needs
-    for mode in dict.fromkeys(result.mode for result in results):
+    for mode in _modes(results):
         of_mode = [result for result in results if result.mode == mode]
         unsupported = [result for result in of_mode if result.verdict is Verdict.UNSUPPORTED]
         common: set[str] = set()
@@ -135,8 +145,13 @@ def _below_the_table(results: list[CaseResult]) -> Iterator[str]:
                 needed.append(result.case)
     for verbs, names in cases.items():
         yield f"{', '.join(dict.fromkeys(names))}: not offered, needs {', '.join(verbs)}"
-    if any(result.blocked for result in results):
-        yield "blocked: points not reached, because a finding ends its case"
+    scripts = [r for r in results if r.mode == SCRIPT and r.verdict is not Verdict.UNSUPPORTED]
+    left_out = sorted({verb for result in scripts for verb in result.unshown})
+    if left_out:
+        yield f"{SCRIPT}: without the checks that need {', '.join(left_out)}"
+    blocked = sum(result.blocked for result in results)
+    if blocked:
+        yield f"{_points(blocked)} blocked: not reached, because a finding ends its case"
 
 
 def _not_shown(results: list[CaseResult]) -> Iterator[str]:

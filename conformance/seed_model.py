@@ -78,7 +78,7 @@ class SeedModel:
             head[copied] = head[kept]
         if self.negative_logits:
             tensors["model.embed_tokens.weight"][:, 0] = 4
-            head[:, 0] = -3
+            head[:, 0] = -5
         stored = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
         for name, array in stored.items():
             assert np.array_equal(array.astype(np.float32), tensors[name]), f"{name} is inexact"

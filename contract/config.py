@@ -10,6 +10,7 @@ from typing import Any
 from kdtr.contract.errors import ConfigError
 
 SIGMOID, SOFTMAX = "sigmoid", "softmax"
+_MOST = 1e6  # of an eps or a scale: a million times the released ones, far from float32's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,11 @@ class ModelConfig:
         for name in ("rms_norm_eps", "latent_norm_eps", "routed_scaling_factor"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}; expected above 0")
+            if getattr(self, name) > _MOST:
+                raise ConfigError(
+                    f"{name} = {getattr(self, name)}; expected at most {_MOST:g}: "
+                    "what it scales would leave float32"
+                )
         if self.rope_theta <= 1:
             raise ConfigError(f"rope_theta = {self.rope_theta}; expected above 1")
         self._check_groups()

@@ -87,7 +87,7 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
         )
     for key, supported in _FIXED.items():
         value = config.get(key, supported[0])
-        if value not in supported:
+        if not any(_same(value, wanted) for wanted in supported):
             raise UnsupportedError(
                 f"{key} = {value!r} is not supported; expected {_any_of(supported)}"
             )
@@ -105,6 +105,11 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
                     f"{key} = {config[key]!r} contradicts qk_nope_head_dim = {nope} and "
                     f"qk_rope_head_dim = {rope}; expected {value}, or no such key"
                 )
+
+
+def _same(value: object, wanted: object) -> bool:
+    """Equal, and of one kind where one of them is a bool: 0 is not false."""
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
 
 
 def _scoring_func(config: Mapping[str, Any]) -> str:
@@ -149,7 +154,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Yarn | None]:
 
 
 def _rope_type(where: str, rope: dict[str, Any]) -> dict[str, Any]:
-    """The map under one spelling of its type; {} when it says nothing but 'default'."""
+    """The map under one spelling of its type; {} when it says nothing."""
     kinds = [rope.pop(key) for key in ("rope_type", "type") if key in rope]
     for kind in kinds:
         if not isinstance(kind, str):
@@ -158,18 +163,26 @@ def _rope_type(where: str, rope: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{where}: rope_type and type differ: {_any_of(kinds)}; expected one")
     if rope and not kinds:
         raise ConfigError(f"{where} ({_pairs(rope)}) lacks rope_type; expected it, or type")
-    kind = kinds[0] if kinds else "default"
+    if not kinds:
+        return {}
+    kind = kinds[0]
     if kind not in ("yarn", "default"):
         raise UnsupportedError(
             f"{where}: rope_type = {kind!r} is not supported; expected 'yarn' or 'default'"
         )
     if kind == "default":
-        return {}
+        factor = rope.get("factor")
+        if factor is not None and not _same(factor, 1):
+            raise ConfigError(
+                f"{where}: factor = {factor!r} contradicts rope_type 'default'; "
+                "expected no factor, or 1, or rope_type 'yarn'"
+            )
+        return {"rope_type": kind}
     return {"rope_type": kind, **rope}
 
 
 def _yarn(rope: dict[str, Any], config: Mapping[str, Any]) -> Yarn | None:
-    if not rope:
+    if not rope or rope["rope_type"] == "default":
         return None
     rope = {key: value for key, value in rope.items() if value is not None and key != "rope_type"}
     if rope.pop("truncate", True) is not True:

@@ -162,7 +162,8 @@ class Session(Protocol):
     def build(self, draft_logits: Array, budget: int) -> DraftTree:
         """The best-first tree under the session's root (TREE-3).
 
-        draft_logits [depth, w] floating-point numbers; budget an integer >= 0
+        draft_logits [depth, w] floating-point numbers; budget an integer >= 0, whose tree fits:
+        CacheError when committed_len + budget + 1 exceeds max_len (SLOT-3), whatever it would hold
         """
         ...
 

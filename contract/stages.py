@@ -60,7 +60,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("q_nope", "nhd", _NUMERIC, Source.LAYER, ("MLA-1", "NORM-1")),
     Stage("q_pe", "nhr", _NUMERIC, Source.LAYER, ("MLA-7", "MLA-6", "MLA-5"), "half-split"),
     Stage("c_kv", "nc", _NUMERIC, Source.LAYER, ("MLA-2", "NORM-1"), "normed"),
-    Stage("k_pe", "nr", _NUMERIC, Source.LAYER, ("MLA-7", "MLA-6", "MLA-5"), "half-split"),
+    Stage(
+        "k_pe", "nr", _NUMERIC, Source.LAYER, ("MLA-7", "MLA-6", "MLA-5", "NORM-1"), "half-split"
+    ),
     Stage(
         "scores",
         "nhs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING
@@ -13,17 +13,36 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+_TEXT_OR_MAP = (str, bytes, bytearray, memoryview, Mapping)
+_UNORDERED = (*_TEXT_OR_MAP, Set)
+_SHOWN = 200  # characters of a refused value: a million numbers are no message
+
+
 def _integers(
-    what: str, values: Iterable[int], error: type[TreeError | InputError] = TreeError
+    what: str,
+    values: Iterable[int],
+    error: type[TreeError | InputError] = TreeError,
+    *,
+    refused: tuple[type, ...] = _UNORDERED,
 ) -> tuple[int, ...]:
+    """The values as ints; a bool is no integer, and what `refused` names is no sequence."""
     try:
-        items = list(values)
+        items = None if isinstance(values, refused) else list(values)
     except TypeError:
-        raise error(f"{what} = {values!r}; expected a sequence of integers") from None
+        items = None
+    if items is None:
+        raise error(f"{what} = {_shown(values)}; expected a sequence of integers")
     try:
-        return tuple(index(value) for value in items)
+        if not any(isinstance(value, bool) for value in items):
+            return tuple(index(value) for value in items)
     except TypeError:
-        raise error(f"{what} = {values!r}; expected integers") from None
+        pass
+    raise error(f"{what} = {_shown(values)}; expected integers")
+
+
+def _shown(values: object) -> str:
+    text = repr(values)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def _parent_range(i: int) -> str:
@@ -140,7 +159,9 @@ class EmitLimit:
     max_emitted: int | None = None
 
     def __post_init__(self) -> None:
-        tokens = frozenset(_integers("stop_tokens", self.stop_tokens, InputError))
+        tokens = frozenset(
+            _integers("stop_tokens", self.stop_tokens, InputError, refused=_TEXT_OR_MAP)
+        )
         if any(token < 0 for token in tokens):
             raise InputError(f"stop_tokens = {sorted(tokens)}; expected token ids >= 0")
         if self.max_emitted is not None:

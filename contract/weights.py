@@ -17,7 +17,9 @@ Shape = tuple[int, ...]
 
 _SHOWN = 20  # names per kind of fault in one message: a wrong directory has thousands
 _BUFFER = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_LAYER = re.compile(r"model\.layers\.(\d{1,18})\.")
+# Names that are listed one by one whatever the source holds; the largest released model has 10**5.
+_LISTED = 10**6
 
 
 def tensor_shapes(config: ModelConfig, *, stacked_experts: bool = False) -> dict[str, Shape]:
@@ -50,7 +52,9 @@ def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     from num_hidden_layers on (the multi-token-prediction layers of released checkpoints).
     Raises CheckpointError naming every missing, extra and misshapen tensor.
     """
-    wanted = tensor_shapes(config, stacked_experts=has_stacked_experts(shapes))
+    stacked = has_stacked_experts(shapes)
+    _check_count(config, len(shapes), stacked)
+    wanted = tensor_shapes(config, stacked_experts=stacked)
     missing = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in shapes]
     extra = [
         f"{name} {list(shape)}"
@@ -69,6 +73,19 @@ def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape]) -> None:
     ]
     if faults:
         raise CheckpointError("the tensors do not fit the configuration; " + "; ".join(faults))
+
+
+def _check_count(config: ModelConfig, n_tensors: int, stacked: bool) -> None:
+    """Refuse counts far above what the source holds before a list of their names is built."""
+    dense = config.first_k_dense_replace
+    per_moe_layer = 2 if stacked else 3 * config.n_routed_experts
+    least = 3 * dense + (config.num_hidden_layers - dense) * per_moe_layer
+    if least > max(n_tensors, _LISTED):
+        raise CheckpointError(
+            f"the configuration asks for at least {least} tensors (num_hidden_layers = "
+            f"{config.num_hidden_layers}, n_routed_experts = {config.n_routed_experts}), "
+            f"the source holds {n_tensors}; expected the configuration of these weights"
+        )
 
 
 def _attention_shapes(config: ModelConfig) -> dict[str, Shape]:

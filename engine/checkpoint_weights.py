@@ -33,14 +33,15 @@ from kdtr.kdtr_format import OpenModel
 Upload = Callable[[np.ndarray], Array]
 
 _READABLE = tuple(
-    np.dtype(dtype) for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
+    np.dtype(dtype).name for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 )
 
 
 def prepare_weights(model: OpenModel, upload: Upload) -> ModelWeights:
     """Check names and shapes, then read every tensor once, in float32, and upload it.
 
-    Raises CheckpointError for missing, extra, misshapen or unreadable tensors.
+    Raises CheckpointError for missing, extra, misshapen or unreadable tensors, and for numbers
+    that are not finite in float32.
     """
     config, stacked = model.config, has_stacked_experts(model.shapes)
     check_tensors(config, model.shapes)
@@ -92,13 +93,22 @@ class _Reader:
     def _float32(self, name: str) -> np.ndarray:
         """A C-contiguous float32 copy: the source's own buffer may be a view of a file."""
         tensor = np.asarray(self._tensors[name])
-        if tensor.dtype not in _READABLE:
-            readable = ", ".join(dtype.name for dtype in _READABLE)
+        if tensor.dtype.name not in _READABLE:
             raise CheckpointError(
-                f"{name} has dtype {tensor.dtype}; expected one of {readable}: "
+                f"{name} has dtype {tensor.dtype}; expected one of {', '.join(_READABLE)}: "
                 "convert quantised weights first"
             )
-        return np.array(tensor, dtype=np.float32, order="C")
+        with np.errstate(over="ignore"):  # inf, and refused as what it was
+            copy = np.array(tensor, dtype=np.float32, order="C")
+        finite = np.isfinite(copy)
+        if not finite.all():
+            bad = np.argwhere(~finite)
+            at = bad[0].tolist()
+            raise CheckpointError(
+                f"{name}{at} = {tensor[tuple(at)]}, one of {len(bad)}; "
+                "expected numbers that are finite in float32"
+            )
+        return copy
 
     def _attention(self, prefix: str) -> AttentionWeights:
         config = self._config

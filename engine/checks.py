@@ -18,8 +18,18 @@ from kdtr.contract import (
     EmitLimit,
     InputError,
     KdtrError,
+    Trace,
     TreeError,
 )
+
+_TEXT = (str, bytes, bytearray, memoryview)  # sequences, but of characters
+_FLOATS = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # beside NumPy's own
+
+
+def trace_function(trace: Trace) -> Trace:
+    if not callable(trace):
+        raise InputError(f"trace is {type(trace).__name__}; expected a function, or SILENT")
+    return trace
 
 
 def integer(what: str, value: object, error: type[KdtrError] = InputError) -> int:
@@ -41,12 +51,18 @@ def token_id(what: str, value: object, vocab_size: int) -> int:
 
 
 def token_ids(what: str, values: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """At least one id of the vocabulary."""
-    try:
-        items = list(values) if not isinstance(values, str | bytes) else None
-    except TypeError:
-        items = None
-    if items is None:
+    """At least one id of the vocabulary, from a sequence or from an array [n] of integers."""
+    items: Sequence[object]
+    if _is_array(values):
+        host = _host_array(what, values)
+        if host.ndim != 1:
+            raise InputError(f"{what} = {values!r}; expected a sequence of token ids")
+        if host.dtype.kind not in "iu":
+            raise InputError(f"{what} have dtype {host.dtype}; expected integers")
+        items = host.tolist()
+    elif isinstance(values, Sequence) and not isinstance(values, _TEXT):
+        items = values
+    else:
         raise InputError(f"{what} = {values!r}; expected a sequence of token ids")
     ids = tuple(token_id(f"{what}[{i}]", value, vocab_size) for i, value in enumerate(items))
     if not ids:
@@ -128,13 +144,14 @@ def row_mask(mask: Array, n: int, committed_len: int) -> np.ndarray:
 def draft_logits(logits: Array, vocab_size: int) -> np.ndarray:
     """draft_logits [depth, w], as float64 without NaN and +inf (TREE-3)."""
     host = _host_array("draft_logits", logits)
-    if host.dtype.kind != "f" and host.dtype.name != "bfloat16":
+    if host.dtype.kind != "f" and host.dtype.name not in _FLOATS:
         raise InputError(f"draft_logits have dtype {host.dtype}; expected floating point")
     if host.ndim != 2 or host.shape[1] != vocab_size:
         raise InputError(
             f"draft_logits have shape {list(host.shape)}; expected [depth, {vocab_size}]"
         )
-    logits64 = host.astype(np.float64)
+    with np.errstate(over="ignore"):  # a longdouble past float64 is refused as inf below
+        logits64 = host.astype(np.float64)
     refused = np.argwhere(np.isnan(logits64) | np.isposinf(logits64))
     if len(refused):
         depth, token = refused[0].tolist()
@@ -176,6 +193,10 @@ def committable(
                 )
     token_id("bonus", acceptance.bonus, vocab_size)
     return acceptance
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
 
 
 def _host_array(what: str, value: Array) -> np.ndarray:

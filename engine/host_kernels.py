@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 import numpy as np
 
 from kdtr.engine import host_attention, host_best_first, host_dense, host_moe, host_tree
@@ -26,6 +29,8 @@ class HostKernels:
     @staticmethod
     def new_rows(n_layers: int, n_rows: int, row_len: int) -> np.ndarray:
         """[n_layers, n_rows, row_len] float32; memory is touched when a page is handed out."""
+        if n_layers * n_rows * row_len * 4 > _memory_bytes():  # not refused by every system
+            raise MemoryError
         return np.empty((n_layers, n_rows, row_len), np.float32)
 
     @staticmethod
@@ -58,3 +63,11 @@ class HostKernels:
     argmax = staticmethod(host_dense.argmax)
     accept_walk = staticmethod(host_tree.accept_walk)
     commit_rows = staticmethod(host_tree.commit_rows)
+
+
+def _memory_bytes() -> float:
+    """Of this machine; inf where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf

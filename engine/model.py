@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weakref import WeakSet
 
-from kdtr.contract import InputError, ModelConfig, SessionError
+from kdtr.contract import CacheError, InputError, ModelConfig, SessionError
 from kdtr.engine.checks import integer
 from kdtr.engine.forward import Forward
 from kdtr.engine.paging import PagedCache
@@ -34,9 +34,17 @@ class TreeModel:
                 f"max_len = {slots}; expected 1..{self._config.max_position_embeddings}, "
                 "the model's max_position_embeddings"
             )
-        cache = PagedCache(
-            self._forward.kernels, self._config, capacity=slots, page_size=self._page_size
-        )
+        try:
+            cache = PagedCache(
+                self._forward.kernels, self._config, capacity=slots, page_size=self._page_size
+            )
+        except (MemoryError, ValueError, OverflowError):  # the latter two: no array is that large
+            c, r = self._config.kv_lora_rank, self._config.qk_rope_head_dim
+            n_bytes = slots * self._config.num_hidden_layers * (c + r) * 4  # float32
+            raise CacheError(
+                f"max_len = {slots} needs {n_bytes} bytes of cache, more than there are; "
+                "open it with a smaller max_len"
+            ) from None
         session = TreeSession(self._forward, cache)
         self._sessions.add(session)
         return session

@@ -61,6 +61,7 @@ class TreeSession:
         self._positions: list[int] = []  # of the committed tokens
         self._root: int | None = None
         self._pending: _Pending | None = None
+        self._tracing = False  # while a trace runs
 
     @property
     def committed_len(self) -> int:
@@ -85,6 +86,7 @@ class TreeSession:
     ) -> Array:
         """M rows under any mask, written to slots L..L+M-1, pending; returns logits [M, w]."""
         forward = self._opened("forward_tokens")
+        trace = self._watched(trace)
         ids = checks.token_ids("tokens", tokens, forward.config.vocab_size)
         host_positions = checks.row_positions(positions, len(ids))  # [M]
         host_mask = checks.row_mask(mask, len(ids), self.committed_len)  # [M, L + M]
@@ -102,6 +104,7 @@ class TreeSession:
     def prefill(self, tokens: Sequence[int], *, trace: Trace = SILENT) -> int:
         """Append exactly these tokens; the target of the last is the root (FWD-1, FWD-6)."""
         forward = self._opened("prefill")
+        trace = self._watched(trace)
         ids = checks.token_ids("tokens", tokens, forward.config.vocab_size)
         self._cache.check_room("prefill", self.committed_len, len(ids))
 
@@ -119,10 +122,14 @@ class TreeSession:
     def decode(self, *, trace: Trace = SILENT) -> int:
         """The round of the root alone: one token out, L grows by one (FWD-2)."""
         forward = self._opened("decode")
+        trace = self._watched(trace)
         root_only = DraftTree(tokens=(self._rooted("decode"),), parents=(-1,))
         self._cache.check_room("decode", self.committed_len, 1)
 
-        return self._committed_round(forward, root_only, NO_LIMIT, trace).acceptance.bonus
+        self._pending = None
+        fused = fused_round(forward, self._cache, self.committed_len, root_only, NO_LIMIT, trace)
+        self._keep(root_only, fused)
+        return fused.acceptance.bonus
 
     def build(self, draft_logits: Array, budget: int) -> DraftTree:
         """The best-first tree under the session's root from draft_logits [depth, w] (TREE-3)."""
@@ -130,6 +137,7 @@ class TreeSession:
         root = self._rooted("build")
         logits = checks.draft_logits(draft_logits, forward.config.vocab_size)
         n_drafts = checks.node_budget(budget)
+        self._cache.check_room("build", self.committed_len, n_drafts + 1)
 
         parents, tokens = forward.kernels.build_best_first(logits, n_drafts)  # [n] each
         return DraftTree(tokens=(root, *tokens[1:].tolist()), parents=tuple(parents.tolist()))
@@ -137,6 +145,7 @@ class TreeSession:
     def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:
         """One forward over the tree, pending; committed rows and L stay (SLOT-2)."""
         forward = self._opened("verify")
+        trace = self._watched(trace)
         checks.rooted_tree(tree, self._rooted("verify"), forward.config.vocab_size)
         self._cache.check_room("verify", self.committed_len, len(tree))
 
@@ -200,13 +209,18 @@ class TreeSession:
     def round(
         self, tree: DraftTree, *, limit: EmitLimit = NO_LIMIT, trace: Trace = SILENT
     ) -> Round:
-        """Verify, accept and commit, fused: nothing comes to the host before the walk is over."""
+        """Verify, accept and commit, fused: nothing comes to the host before the walk is over.
+
+        A trace that raises, at any stage, leaves L and the root as they were and nothing pending.
+        """
         forward = self._opened("round")
+        trace = self._watched(trace)
         checks.rooted_tree(tree, self._rooted("round"), forward.config.vocab_size)
         checks.emit_limit(limit)
         self._cache.check_room("round", self.committed_len, len(tree))
 
-        fused = self._committed_round(forward, tree, limit, trace)
+        self._pending = None
+        fused = fused_round(forward, self._cache, self.committed_len, tree, limit, trace)
         acceptance = fused.acceptance
         emitted = (*(tree.tokens[node] for node in acceptance.path[1:]), acceptance.bonus)
         trace("targets", None, fused.targets)
@@ -214,6 +228,7 @@ class TreeSession:
         trace("bonus", None, np.array(acceptance.bonus))
         trace("emitted", None, np.array(emitted))
         trace("moves", None, fused.moves)
+        self._keep(tree, fused)
         return Round(tree=tree, acceptance=acceptance, emitted=emitted)
 
     def snapshot(self) -> LogicalCache:
@@ -241,6 +256,7 @@ class TreeSession:
 
     def close(self) -> None:
         """Give the session's memory back; again is harmless, every other verb is refused."""
+        self._refuse_in_trace("close")
         self._forward = None
         self._pending = None
         self._cache.release()
@@ -248,9 +264,17 @@ class TreeSession:
     # State
 
     def _opened(self, verb: str) -> Forward:
+        self._refuse_in_trace(verb)
         if self._forward is None:
             raise SessionError(f"{verb} on a closed session; open another with Model.open")
         return self._forward
+
+    def _refuse_in_trace(self, verb: str) -> None:
+        if self._tracing:
+            raise SessionError(
+                f"{verb} called from a trace, while the session computes; "
+                "call it after the verb has returned"
+            )
 
     def _rooted(self, verb: str) -> int:
         if self._root is None:
@@ -280,15 +304,28 @@ class TreeSession:
         self._root = root
         self._pending = None
 
-    def _committed_round(
-        self, forward: Forward, tree: DraftTree, limit: EmitLimit, trace: Trace
-    ) -> FusedRound:
-        self._pending = None
-        fused = fused_round(forward, self._cache, self.committed_len, tree, limit, trace)
+    def _keep(self, tree: DraftTree, fused: FusedRound) -> None:
+        """The books of a round, last: until then its rows are beyond L, and not committed."""
         path = fused.acceptance.path
         self._advance(
             [tree.tokens[node] for node in path],
             [fused.positions[node] for node in path],
             fused.acceptance.bonus,
         )
-        return fused
+
+    def _watched(self, trace: Trace) -> Trace:
+        """The trace, shown what it cannot write to, and verbs of this session refused meanwhile."""
+        if checks.trace_function(trace) is SILENT:
+            return trace
+
+        def show(stage: str, layer: int | None, array: Array) -> None:
+            if isinstance(array, np.ndarray):
+                array = array.view()
+                array.flags.writeable = False
+            self._tracing = True
+            try:
+                trace(stage, layer, array)
+            finally:
+                self._tracing = False
+
+        return show

@@ -7,6 +7,7 @@ if the reference and an engine shared that code here, a mistake in it would look
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from kdtr.kdtr_format.named_arrays import NamedArrays, UnknownNameError
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MAX_CONFIG_SIZE = 16 * 1024 * 1024  # bytes; released ones have some thousand
 WEIGHT_DTYPES = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -57,12 +59,13 @@ def read_checkpoint(directory: str | os.PathLike[str]) -> Checkpoint:
     missing, doubled, unreadable or of a dtype other than float32, bfloat16 and float16.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        kind = "is not a directory" if directory.exists() else "does not exist"
+    mode = file_mode(directory)
+    if mode is None or not stat.S_ISDIR(mode):
+        kind = "does not exist" if mode is None else "is not a directory"
         raise CheckpointError(f"{directory} {kind}; expected a Hugging Face checkpoint directory")
     config = _read_config(directory / CONFIG)
     index = directory / INDEX
-    weight_map = _read_weight_map(index) if index.exists() else None
+    weight_map = _read_weight_map(index) if file_mode(index) is not None else None
     shards = [_Shard(path) for path in _shard_paths(directory, weight_map)]
     owners = _owners(shards)
     if weight_map is not None:
@@ -79,6 +82,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
+        _check_readable(path)
         try:
             self._file = _open_safetensors(path, framework="numpy")
             slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
@@ -127,8 +131,38 @@ class _Tensors(NamedArrays):
         return self._owners[name].read(name)
 
 
+def file_mode(path: Path) -> int | None:
+    """st_mode of what lies there, None for nothing; CheckpointError with the system's words."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError:  # a NUL in the path
+        return None
+
+
+def _check_readable(path: Path, most: int | None = None) -> None:
+    """Refuse what is no regular file before it is opened: a pipe waits, /dev/zero never ends."""
+    try:
+        about = os.stat(path)
+        if not stat.S_ISDIR(about.st_mode) and not stat.S_ISREG(about.st_mode):
+            raise CheckpointError(f"{path} is not a regular file; expected a file of a checkpoint")
+        if most is not None and about.st_size > most:
+            raise CheckpointError(f"{path} has {about.st_size} bytes; expected at most {most}")
+        with path.open("rb"):  # safetensors says of every failure that there is no such file
+            pass
+    except FileNotFoundError:
+        if not path.is_symlink():
+            raise CheckpointError(f"{path.parent} has no {path.name}") from None
+        raise CheckpointError(f"{path} cannot be read: it links to a missing file") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
 def _read_config(path: Path) -> dict[str, Any]:
-    config = _read_json_object(path)
+    config = _read_json_object(path, most=MAX_CONFIG_SIZE)
     # multimodal checkpoints keep the language model's configuration in text_config
     for where, part in (("", config), ("text_config.", config.get("text_config"))):
         if isinstance(part, dict) and part.get("quantization_config") is not None:
@@ -139,11 +173,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path, most: int | None = None) -> dict[str, Any]:
+    _check_readable(path, most)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8
@@ -171,14 +204,16 @@ def _shard_paths(directory: Path, weight_map: dict[str, str] | None) -> list[Pat
     found = sorted(path.name for path in directory.glob("*.safetensors"))
     if weight_map is None:
         if not found:
-            others = sorted(
-                p.name for p in directory.iterdir() if p.suffix in (".bin", ".gguf", ".pt")
-            )
+            try:
+                beside = list(directory.iterdir())
+            except OSError as error:
+                raise CheckpointError(f"{directory} cannot be read: {error.strerror}") from error
+            others = sorted(p.name for p in beside if p.suffix in (".bin", ".gguf", ".pt"))
             instead = f"; it has {_list(others)}, convert that to safetensors" if others else ""
             raise CheckpointError(f"{directory} has no *.safetensors{instead}")
         return [directory / name for name in found]
     listed = sorted(set(weight_map.values()))
-    missing = [name for name in listed if not (directory / name).exists()]
+    missing = [name for name in listed if file_mode(directory / name) is None]
     if missing:
         lost = [
             f"{name} ({_count([s for s in weight_map.values() if s == name], 'tensor')})"

@@ -76,7 +76,8 @@ typedef struct kdtr_tensor {
 
 /* Reads the file into one block, aligned to 4096 bytes, and validates it. */
 int kdtr_open(kdtr_file *file, const char *path);
-/* Validates a file that is in memory, mapped for instance. The caller keeps it there, unchanged. */
+/* Validates a file that is in memory, mapped for instance. The caller keeps it there, unchanged:
+   a mapped file that is cut meanwhile ends the process with SIGBUS. */
 int kdtr_from_memory(kdtr_file *file, const void *bytes, size_t n_bytes);
 void kdtr_close(kdtr_file *file);
 
@@ -578,6 +579,7 @@ int kdtr_from_memory(kdtr_file *file, const void *bytes, size_t n_bytes)
 static int kdtr_read_(kdtr_file *file, const char *path, unsigned char **bytes, size_t *n_bytes)
 {
     char *error = file->error;
+    unsigned char head[kdtr_header_size_];
     uint64_t size;
     FILE *stream;
 #if KDTR_POSIX_
@@ -600,6 +602,15 @@ static int kdtr_read_(kdtr_file *file, const char *path, unsigned char **bytes, 
     size = fseek(stream, 0, SEEK_END) == 0 ? (uint64_t)ftell(stream) : UINT64_MAX;
     rewind(stream);
 #endif
+    /* the header before the memory: a foreign file is refused by its first bytes, however large */
+    file->bytes = head;
+    file->n_bytes = size;
+    if (size > 0 && size != UINT64_MAX) {
+        size_t n_head = size < sizeof head ? (size_t)size : sizeof head;
+        int status = fread(head, 1, n_head, stream) == n_head ? kdtr_check_header_(file) : KDTR_OK;
+        if (status != KDTR_OK) return fclose(stream), status;
+    }
+    rewind(stream);
     *n_bytes = (size_t)size;
     file->block = size < SIZE_MAX - kdtr_block_ ? malloc(*n_bytes + kdtr_block_) : NULL;
     if (file->block != NULL) {

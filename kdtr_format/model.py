@@ -6,8 +6,9 @@ null in the configuration is absent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from kdtr.contract import SIGMOID, SOFTMAX, BundleError, ModelConfig, Yarn
 CONFIG, WEIGHTS = "config/", "weights/"
 _YARN = CONFIG + "yarn/"
 _SCORING = (SIGMOID, SOFTMAX)  # stored as an index
+_OPTIONAL_YARN = tuple(f.name for f in fields(Yarn) if f.default is not MISSING)
+_DTYPE = {"int": "int64", "float": "float64", "bool": "bool"}  # of a field, by its annotation
 
 
 def config_tensors(config: ModelConfig) -> dict[str, np.ndarray]:
@@ -43,20 +46,16 @@ def read_model(
         raise BundleError("the bundle holds no config/... tensors; expected a model")
     values = _values(tensors, CONFIG, {name for name in names if "/" not in name}, ModelConfig)
     scoring = values.get("scoring_func")
-    if scoring not in (0, 1):
+    if isinstance(scoring, bool) or scoring not in (0, 1):
         raise BundleError(f"config/scoring_func = {scoring}; expected 0 (sigmoid) or 1 (softmax)")
     values["scoring_func"] = _SCORING[scoring]
     values.setdefault("q_lora_rank", None)
     inner = {name[len("yarn/") :] for name in names if name.startswith("yarn/")}
     if inner:
-        values["yarn"] = Yarn(**_values(tensors, _YARN, inner, Yarn))
-    missing = [
-        field.name
-        for field in fields(ModelConfig)
-        if field.name not in values and field.name != "yarn"
-    ]
-    if missing:
-        raise BundleError(f"the bundle lacks {', '.join(CONFIG + name for name in missing)}")
+        yarn = _values(tensors, _YARN, inner, Yarn)
+        _check_complete(_YARN, yarn, Yarn, may_lack=_OPTIONAL_YARN)
+        values["yarn"] = Yarn(**yarn)
+    _check_complete(CONFIG, values, ModelConfig, may_lack=("yarn",))
     return ModelConfig(**values), _Renamed(tensors, WEIGHTS)
 
 
@@ -72,18 +71,33 @@ def _scalars(prefix: str, holder: Any, *, skip: tuple[str, ...]) -> dict[str, np
 def _values(
     tensors: Mapping[str, np.ndarray], prefix: str, names: set[str], holder: type
 ) -> dict[str, Any]:
-    known = {field.name for field in fields(holder)}
-    values = {}
+    known = {field.name: str(field.type).partition(" | ")[0] for field in fields(holder)}
+    values: dict[str, Any] = {}
     for name in sorted(names):
         array = tensors[prefix + name]
         if name not in known:
             raise BundleError(f"{prefix}{name} is no field of {holder.__name__}; remove it")
-        if array.shape != () or array.dtype.kind not in "bif":
+        dtype = "int64" if name == "scoring_func" else _DTYPE[known[name]]
+        if array.shape != () or array.dtype.name != dtype:
             raise BundleError(
-                f"{prefix}{name} is {array.dtype} {list(array.shape)}; expected one number"
+                f"{prefix}{name} is {array.dtype} {list(array.shape)}; expected one {dtype}, []"
             )
         values[name] = array.item()
+        if dtype == "float64" and not math.isfinite(values[name]):
+            raise BundleError(f"{prefix}{name} = {values[name]}; expected a finite number")
     return values
+
+
+def _check_complete(
+    prefix: str, values: Mapping[str, Any], holder: Any, *, may_lack: tuple[str, ...]
+) -> None:
+    missing = [
+        prefix + field.name
+        for field in fields(holder)
+        if field.name not in values and field.name not in may_lack
+    ]
+    if missing:
+        raise BundleError(f"the bundle lacks {', '.join(missing)}")
 
 
 class _Renamed(Mapping[str, np.ndarray]):

@@ -6,6 +6,7 @@ Raw reading only. What a tensor's rows mean is each engine's own business.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kdtr.contract import CheckpointError, ModelConfig, ModelSource, UnsupportedError
-from kdtr.kdtr_format.checkpoint import read_checkpoint
+from kdtr.kdtr_format.checkpoint import file_mode, read_checkpoint
 from kdtr.kdtr_format.model import read_model
 from kdtr.kdtr_format.reader import Bundle
 
@@ -46,7 +47,10 @@ def open_model(source: ModelSource) -> OpenModel:
 
 
 def _open_path(path: Path) -> OpenModel:
-    if path.is_dir():
+    if path.suffix == ".kdtr" and not _is_directory(path):
+        return _in_memory(*read_model(Bundle.open(path).view("config/", "weights/")))
+    mode = file_mode(path)
+    if mode is not None and stat.S_ISDIR(mode):
         checkpoint = read_checkpoint(path)
         config = ModelConfig.from_hf(checkpoint.config)
         return OpenModel(config, checkpoint.tensors, checkpoint.shapes)
@@ -54,11 +58,24 @@ def _open_path(path: Path) -> OpenModel:
         raise UnsupportedError(
             f"{path}: GGUF is not read by this version; {_EXPECTED}, and convert it to one of them"
         )
-    if path.suffix == ".kdtr":
-        return _in_memory(*read_model(Bundle.open(path).view("config/", "weights/")))
-    what = "is no directory and no .kdtr file" if path.exists() else "does not exist"
+    what = "does not exist" if mode is None else "is no directory and no .kdtr file"
     raise CheckpointError(f"{path} {what}; {_EXPECTED}")
 
 
 def _in_memory(config: ModelConfig, tensors: Mapping[str, np.ndarray]) -> OpenModel:
-    return OpenModel(config, tensors, {name: tuple(np.shape(tensors[name])) for name in tensors})
+    shapes = {}
+    for name in tensors:
+        if not isinstance(name, str):
+            raise CheckpointError(f"tensor name {name!r} is {type(name).__name__}; expected str")
+        try:
+            shapes[name] = tuple(np.shape(tensors[name]))
+        except ValueError as error:  # a ragged list
+            raise CheckpointError(f"{name} is no array: {error}") from None
+    return OpenModel(config, tensors, shapes)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False

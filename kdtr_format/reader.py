@@ -143,6 +143,7 @@ class Bundle(_Tensors):
     `bundle[name]` has the entry's shape and dtype and points into the file; i4x2 alone is unpacked
     into a copy, ml_dtypes.int4 (`payload(name)` has the packed bytes). Make one with Bundle.open.
     The file must not be changed in place while it is open: write_bundle replaces, it never edits.
+    Reading from a file that was cut meanwhile ends the process with SIGBUS, as with every map.
     """
 
     __slots__ = ("_path", "_structure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import index
 
 import numpy as np
 
@@ -19,15 +20,31 @@ def build_tree(draft_logits: np.ndarray, budget: int, *, root: int = 0) -> Draft
     Nodes come in the order in which the search takes them. Raises InputError for a budget below
     0, an array that is not [depth, w], and NaN or +inf.
     """
-    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 0:
+    logits = checked_logits(draft_logits)
+    n_drafts = checked_budget(budget)
+    return best_first([rank(row, n_drafts) for row in logits], n_drafts, root=root)
+
+
+def checked_budget(budget: int) -> int:
+    try:
+        value = -1 if isinstance(budget, bool | np.bool_) else index(budget)
+    except TypeError:
+        value = -1
+    if value < 0:
         raise InputError(f"budget = {budget!r}; expected an integer of at least 0")
-    logits = np.asarray(draft_logits)
+    return value
+
+
+def checked_logits(draft_logits: np.ndarray) -> np.ndarray:
+    """[depth, w] in float64."""
+    logits = host_array("draft_logits", draft_logits)
     if logits.ndim != 2 or not _is_floating(logits.dtype):
         raise InputError(
             f"draft_logits are {logits.dtype} {list(logits.shape)}; "
             "expected floating-point numbers [depth, vocab]"
         )
-    logits = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # a longdouble past float64 is refused as inf below
+        logits = logits.astype(np.float64)
     bad = np.argwhere(np.isnan(logits) | (logits == np.inf))
     if len(bad):
         depth, token = bad[0].tolist()
@@ -35,7 +52,19 @@ def build_tree(draft_logits: np.ndarray, budget: int, *, root: int = 0) -> Draft
             f"draft_logits[{depth}, {token}] = {logits[depth, token]}; "
             "expected a finite number or -inf"
         )
-    return best_first([rank(row, budget) for row in logits], budget, root=root)
+    return logits
+
+
+def host_array(what: str, values: object) -> np.ndarray:
+    """The values, from anything with __array__ or __dlpack__, or nested sequences."""
+    try:
+        if hasattr(values, "__dlpack__") and not hasattr(values, "__array__"):
+            return np.from_dlpack(values)
+        return np.asarray(values)
+    except (TypeError, ValueError, BufferError, RuntimeError) as fault:
+        raise InputError(
+            f"{what} are {type(values).__name__}, ragged or unreadable ({fault}); expected an array"
+        ) from None
 
 
 def rank(logits: np.ndarray, k: int) -> Ranked:

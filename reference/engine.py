@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import os
 from importlib.metadata import version
+from operator import index
+from weakref import WeakSet
 
 import numpy as np
 
 from kdtr.contract import (
     TRACED,
     VERBS,
+    CacheError,
     ConfigError,
     EngineInfo,
     InputError,
     ModelConfig,
     ModelSource,
     NumericProfile,
+    SessionError,
 )
 from kdtr.kdtr_format import open_model
 from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
@@ -45,6 +51,8 @@ class ReferenceModel:
         self._new_cache = new_cache
         self._config = config
         self._weights = weights
+        self._sessions: WeakSet[ReferenceSession] = WeakSet()
+        self._closed = False
 
     @property
     def config(self) -> ModelConfig:
@@ -56,17 +64,38 @@ class ReferenceModel:
         return self._weights
 
     def open(self, *, max_len: int) -> ReferenceSession:
+        if self._closed:
+            raise SessionError("the model is closed; load it again")
         limit = self._config.max_position_embeddings
-        if not isinstance(max_len, int | np.integer) or not 1 <= max_len <= limit:
+        try:
+            slots = 0 if isinstance(max_len, bool | np.bool_) else index(max_len)
+        except TypeError:
+            slots = 0
+        if not 1 <= slots <= limit:
             raise InputError(
                 f"max_len = {max_len!r}; expected 1..max_position_embeddings = {limit}"
             )
-        return ReferenceSession(
-            self._arithmetic, self._config, self._weights, self._new_cache, max_len
-        )
+        row_len = self._config.kv_lora_rank + self._config.qk_rope_head_dim
+        n_bytes = slots * (self._config.num_hidden_layers * row_len + 2) * 8  # 64-bit numbers
+        try:
+            if n_bytes > _memory_bytes():  # not refused by every system
+                raise MemoryError
+            session = ReferenceSession(
+                self._arithmetic, self._config, self._weights, self._new_cache, slots
+            )
+        except (MemoryError, ValueError, OverflowError):  # the latter two: no array is that large
+            raise CacheError(
+                f"max_len = {slots} needs {n_bytes} bytes of cache, more than there are; "
+                "open it with a smaller max_len"
+            ) from None
+        self._sessions.add(session)
+        return session
 
     def close(self) -> None:
-        """Nothing to give back: Python frees the arrays."""
+        """Closes the sessions; Python frees the arrays."""
+        for session in self._sessions:
+            session.close()
+        self._closed = True
 
 
 class ReferenceEngine:
@@ -99,6 +128,14 @@ class ReferenceEngine:
         model = open_model(source)
         weights = read_weights(model.config, model.tensors, model.shapes)
         return ReferenceModel(self._arithmetic, _CACHES[self._cache], model.config, weights)
+
+
+def _memory_bytes() -> float:
+    """Of this machine; inf where the system does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, OSError, ValueError):
+        return math.inf
 
 
 def make_engine(*, arithmetic: str = "fixed", cache: str = "append") -> ReferenceEngine:

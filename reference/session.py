@@ -26,11 +26,13 @@ from kdtr.contract import (
 )
 from kdtr.reference.accept import accept, commit_moves, emitted
 from kdtr.reference.arithmetic import Arithmetic
-from kdtr.reference.build import build_tree
+from kdtr.reference.build import build_tree, checked_budget, checked_logits, host_array
 from kdtr.reference.cache import NewCache, check_capacity
 from kdtr.reference.forward import forward
 from kdtr.reference.tree import path, positions, tree_mask
 from kdtr.reference.weights import ModelWeights
+
+_TEXT = (str, bytes, bytearray, memoryview)  # sequences, but of characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class ReferenceSession:
         self._root: int | None = None
         self._pending: _Pending | None = None
         self._closed = False
+        self.tracing = False  # while a trace runs
 
     @property
     def committed_len(self) -> int:
@@ -72,7 +75,7 @@ class ReferenceSession:
         return self._root
 
     def set_root(self, token: int) -> None:
-        self._check_open()
+        self._check_open("set_root")
         self._root = self._token_id("root", token)
         self._pending = None
 
@@ -84,42 +87,52 @@ class ReferenceSession:
         *,
         trace: Trace = SILENT,
     ) -> np.ndarray:
-        self._check_open()
+        self._check_open("forward_tokens")
+        trace = self._watched(trace)
         ids = self._token_ids("tokens", tokens)
         where = _checked_positions(positions, len(ids))
         seen = _checked_mask(mask, len(ids), self.committed_len)
         return self._forward(ids, where, seen, None, trace)
 
     def prefill(self, tokens: Sequence[int], *, trace: Trace = SILENT) -> int:
-        self._check_open()
+        self._check_open("prefill")
+        trace = self._watched(trace)
         ids = self._token_ids("tokens", tokens)
         n, length = len(ids), self.committed_len
+        check_capacity(length, n, self._max_len)
         causal = np.tri(n, length + n, length, dtype=bool)  # ones [n, L], then lower triangular
         logits = self._forward(ids, length + np.arange(n), causal, None, trace)
-        self.commit(Acceptance(tuple(range(n)), int(logits[-1].argmax())))
-        assert self._root is not None
-        return self._root
+        target = int(logits[-1].argmax())
+        self.commit(Acceptance(tuple(range(n)), target))
+        return target
 
     def decode(self, *, trace: Trace = SILENT) -> int:
-        self._check_open()
+        self._check_open("decode")
+        trace = self._watched(trace)
         tree = DraftTree(tokens=(self._decided_root(),), parents=(-1,))
         return self.round(tree, trace=trace).acceptance.bonus
 
     def build(self, draft_logits: np.ndarray, budget: int) -> DraftTree:
-        self._check_open()
-        width = np.shape(draft_logits)[-1] if np.ndim(draft_logits) == 2 else None
-        if width is not None and width != self._config.vocab_size:
+        self._check_open("build")
+        root = self._decided_root()
+        logits = host_array("draft_logits", draft_logits)
+        if logits.ndim == 2 and logits.shape[1] != self._config.vocab_size:
             raise InputError(
-                f"draft_logits are {list(np.shape(draft_logits))}; "
+                f"draft_logits are {list(logits.shape)}; "
                 f"expected [depth, {self._config.vocab_size}]"
             )
-        return build_tree(draft_logits, budget, root=self._decided_root())
+        checked_logits(logits)
+        n_drafts = checked_budget(budget)
+        check_capacity(self.committed_len, n_drafts + 1, self._max_len)
+        return build_tree(logits, n_drafts, root=root)
 
     def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:
-        self._check_open()
+        self._check_open("verify")
+        trace = self._watched(trace)
         self._check_rooted(tree)
         length = self.committed_len
         check_capacity(length, len(tree), self._max_len)
+        self._pending = None  # whatever a trace raises, at any stage
         trace("parents", None, np.array(tree.parents))
         logits = self._forward(
             np.array(tree.tokens),
@@ -134,7 +147,7 @@ class ReferenceSession:
     def accept(
         self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
     ) -> Acceptance:
-        self._check_open()
+        self._check_open("accept")
         self._check_tree(tree)
         _check_limit(limit)
         if targets is None:
@@ -149,15 +162,15 @@ class ReferenceSession:
         return accept(tree, targets, limit=limit)
 
     def commit(self, acceptance: Acceptance) -> None:
-        self._check_open()
-        if not isinstance(acceptance, Acceptance):
-            raise InputError(f"acceptance is {type(acceptance).__name__}; expected an Acceptance")
+        self._check_open("commit")
         pending = self._pending
         if pending is None:
             raise SessionError(
                 "commit without a pending forward: there was none, it was committed already, or "
                 "set_root dropped it; verify first (COMMIT-5)"
             )
+        if not isinstance(acceptance, Acceptance):
+            raise InputError(f"acceptance is {type(acceptance).__name__}; expected an Acceptance")
         _check_path(acceptance.path, pending)
         self._token_id("bonus", acceptance.bonus)
         self._cache.commit(acceptance.path)
@@ -167,29 +180,35 @@ class ReferenceSession:
     def round(
         self, tree: DraftTree, *, limit: EmitLimit = NO_LIMIT, trace: Trace = SILENT
     ) -> Round:
+        self._check_open("round")
+        trace = self._watched(trace)
+        self._check_rooted(tree)
         _check_limit(limit)
         verified = self.verify(tree, trace=trace)
         acceptance = self.accept(tree, limit=limit)
+        pending, self._pending = self._pending, None  # a trace that raises leaves none to commit
         tokens = emitted(tree, acceptance)
         trace("targets", None, np.array(verified.targets))
         trace("path", None, np.array(acceptance.path))
         trace("bonus", None, np.array(acceptance.bonus))
         trace("emitted", None, np.array(tokens))
         trace("moves", None, np.array(commit_moves(acceptance.path, self.committed_len)))
+        self._pending = pending
         self.commit(acceptance)
         return Round(tree=tree, acceptance=acceptance, emitted=tokens)
 
     def snapshot(self) -> LogicalCache:
-        self._check_open()
+        self._check_open("snapshot")
         return self._cache.snapshot()
 
     def reset(self) -> None:
-        self._check_open()
+        self._check_open("reset")
         self._cache = self._new_cache(self._config, self._max_len)
         self._root = None
         self._pending = None
 
     def close(self) -> None:
+        self._refuse_in_trace("close")
         self._closed = True
 
     def _forward(
@@ -216,7 +235,23 @@ class ReferenceSession:
         self._pending = _Pending(len(tokens), tree, targets)
         return logits
 
-    def _check_open(self) -> None:
+    def _watched(self, trace: Trace) -> Trace:
+        """The trace, shown what it cannot write to, and verbs of this session refused meanwhile."""
+        if not callable(trace):
+            raise InputError(f"trace is {type(trace).__name__}; expected a function, or SILENT")
+        if trace is SILENT or isinstance(trace, _Watched):
+            return trace
+        return _Watched(self, trace)
+
+    def _refuse_in_trace(self, verb: str) -> None:
+        if self.tracing:
+            raise SessionError(
+                f"{verb} called from a trace, while the session computes; "
+                "call it after the verb has returned"
+            )
+
+    def _check_open(self, verb: str) -> None:
+        self._refuse_in_trace(verb)
         if self._closed:
             raise SessionError("the session is closed; open another")
 
@@ -239,7 +274,15 @@ class ReferenceSession:
         return value
 
     def _token_ids(self, what: str, tokens: Sequence[int]) -> np.ndarray:
-        ids = _array(what, tokens)
+        if hasattr(tokens, "__array__") or hasattr(tokens, "__dlpack__"):
+            ids = host_array(what, tokens)
+        elif isinstance(tokens, Sequence) and not isinstance(tokens, _TEXT):
+            listed = [self._token_id(f"{what}[{i}]", token) for i, token in enumerate(tokens)]
+            ids = np.array(listed, dtype=np.int64)
+        else:
+            raise InputError(
+                f"{what} are {type(tokens).__name__}; expected a sequence or an array of integers"
+            )
         if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
             raise InputError(
                 f"{what} are {ids.dtype} {list(ids.shape)}; expected integers [n], n >= 1"
@@ -271,20 +314,30 @@ class ReferenceSession:
                 )
 
 
+class _Watched:
+    """A trace around the caller's: read-only views, and `session.tracing` while it runs."""
+
+    def __init__(self, session: ReferenceSession, trace: Trace) -> None:
+        self._session = session
+        self._trace = trace
+
+    def __call__(self, stage: str, layer: int | None, array: np.ndarray, /) -> None:
+        view = array.view()
+        view.flags.writeable = False
+        self._session.tracing = True
+        try:
+            self._trace(stage, layer, view)
+        finally:
+            self._session.tracing = False
+
+
 def _check_limit(limit: EmitLimit) -> None:
     if not isinstance(limit, EmitLimit):
         raise InputError(f"limit is {type(limit).__name__}; expected an EmitLimit")
 
 
-def _array(what: str, values: object) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise InputError(f"{what} are ragged; expected an array") from None
-
-
 def _checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
-    where = _array("positions", positions)
+    where = host_array("positions", positions)
     if where.shape != (n,) or where.dtype.kind not in "iu":
         raise InputError(
             f"positions are {where.dtype} {list(where.shape)}; expected integers [{n}]"
@@ -296,7 +349,7 @@ def _checked_positions(positions: np.ndarray, n: int) -> np.ndarray:
 
 
 def _checked_mask(mask: np.ndarray, n: int, committed_len: int) -> np.ndarray:
-    seen = _array("mask", mask)
+    seen = host_array("mask", mask)
     if seen.shape != (n, committed_len + n) or seen.dtype != np.bool_:
         raise InputError(
             f"mask is {seen.dtype} {list(seen.shape)}; "

@@ -9,6 +9,8 @@ import numpy as np
 
 from kdtr.contract import CheckpointError, ModelConfig, check_tensors, has_stacked_experts
 
+READABLE = ("float64", "float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeights:
@@ -69,7 +71,7 @@ def read_weights(
     tensors: Mapping[str, np.ndarray],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> ModelWeights:
-    """Interpret a checkpoint's tensors, of any floating dtype; `shapes` are theirs, by name.
+    """Interpret a checkpoint's tensors, of the dtypes READABLE; `shapes` are theirs, by name.
 
     Raises CheckpointError naming every missing, extra and misshapen tensor, before any is read.
     """
@@ -91,8 +93,10 @@ class _Reader:
 
     def array(self, name: str) -> np.ndarray:
         stored = np.asarray(self._tensors[name])
-        if stored.dtype.kind != "f" and stored.dtype.name != "bfloat16":
-            raise CheckpointError(f"{name} is {stored.dtype}; expected floating-point numbers")
+        if stored.dtype.name not in READABLE:
+            raise CheckpointError(
+                f"{name} is {stored.dtype}; expected floating-point numbers: {', '.join(READABLE)}"
+            )
         array = np.ascontiguousarray(stored, dtype=np.float64)
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):

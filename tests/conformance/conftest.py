@@ -78,6 +78,12 @@ def checkpoints() -> Path:
 
 
 @pytest.fixture(scope="session")
+def corpus() -> Path:
+    """The committed bundles."""
+    return Path(__file__).resolve().parents[2] / "conformance" / "corpus"
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     n_rounds = {"ar": 2, "y-tree": 3, "chain": 1, "star": 2, "best-first": 7, "from-root": 2}
     plans = [

@@ -73,6 +73,8 @@ E = "expect/y/round0/"
         E + "logits",
         E + "targets",
         E + "moves",
+        E + "margin_float32",
+        E + "margin_bfloat16",
         E + "cache_k_pe",
         E + "root",
         "expect/y/chunk0/layer1/scores",
@@ -124,16 +126,16 @@ def test_an_extra_tensor(rewritten: Rewrite, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "array", "text"),
     [
-        (E + "mask", np.ones((4, 9), bool), "is bool [4, 9]; expected integers or bool [4, 10]"),
-        (E + "mask", np.ones((4, 10)), "is float64 [4, 10]; expected integers or bool [4, 10]"),
-        (E + "bonus", np.zeros(1, int), "is int64 [1]; expected integers or bool []"),
-        (E + "targets", np.zeros(3, int), "is int64 [3]; expected integers or bool [4]"),
+        (E + "mask", np.ones((4, 9), bool), "is bool [4, 9]; expected int64 or bool [4, 10]"),
+        (E + "mask", np.ones((4, 10)), "is float64 [4, 10]; expected int64 or bool [4, 10]"),
+        (E + "bonus", np.zeros(1, int), "is int64 [1]; expected int64 or bool []"),
+        (E + "targets", np.zeros(3, int), "is int64 [3]; expected int64 or bool [4]"),
         (E + "logits", np.zeros((4, 36)), "is float64 [4, 36]; expected float64 [4, 37]"),
         (E + "logits", np.zeros((4, 37), int), "is int64 [4, 37]; expected float64 [4, 37]"),
         (E + "layer0/c_kv", np.zeros((10, 4)), "is float64 [10, 4]; expected float64 [4, 10]"),
         (E + "layer1/expert_gap", np.zeros((4, 1)), "is float64 [4, 1]; expected float64 [4]"),
         (E + "cache_c_kv", np.zeros((2, 8, 10)), "is float64 [2, 8, 10]; expected float64 [2, 9"),
-        (E + "moves", np.zeros((3, 3), int), "is int64 [3, 3]; expected integers or bool [3, 2]"),
+        (E + "moves", np.zeros((3, 3), int), "is int64 [3, 3]; expected int64 or bool [3, 2]"),
     ],
     ids=map(str, range(10)),
 )
@@ -181,11 +183,24 @@ def test_other_rules(rewritten: Rewrite, versions: object, found: object) -> Non
 
 
 @pytest.mark.parametrize("model", [None, [], "tiny", {}])
-def test_a_model_without_a_name_is_no_reason_to_refuse(rewritten: Rewrite, model: object) -> None:
-    bundle = GoldenBundle.open(rewritten(lambda _, metadata: metadata.update(model=model)))
+def test_a_model_without_the_sum_of_its_weights(rewritten: Rewrite, model: object) -> None:
+    path = rewritten(lambda _, metadata: metadata.update(model=model))
 
-    assert bundle.model_name in ("unnamed", "None")
+    assert refusal(path).startswith("model.weights_sha256 = None, the weights give ")
+
+
+def test_a_model_without_a_name_is_no_reason_to_refuse(rewritten: Rewrite) -> None:
+    bundle = GoldenBundle.open(rewritten(lambda _, metadata: metadata["model"].pop("name")))
+
+    assert "None" == bundle.model_name
     bundle.close()
+
+
+def test_other_weights_than_were_recorded(rewritten: Rewrite) -> None:
+    def double(tensors: Tensors, metadata: Metadata) -> None:
+        tensors["weights/model.norm.weight"] = tensors["weights/model.norm.weight"] * 2
+
+    assert refusal(rewritten(double)).startswith("model.weights_sha256 = ")
 
 
 @pytest.mark.parametrize(
@@ -211,16 +226,14 @@ def test_a_malformed_list_of_cases(rewritten: Rewrite, cases: object) -> None:
 
     text = refusal(path)
 
-    # {} is an empty list of cases: what is recorded then belongs to none
-    assert "the list of cases is malformed (" in text or "belongs to no point" in text
+    assert text.startswith(("cases = ", "a case in the metadata "))
+    assert "; expected a" in text
 
 
 def test_no_list_of_cases(rewritten: Rewrite) -> None:
     path = rewritten(lambda _, metadata: metadata.pop("cases"))
 
-    assert (
-        "the list of cases is malformed (KeyError('cases')); record it again with `kdtr golden`"
-    ) == refusal(path)
+    assert "cases = None; expected a list of cases" == refusal(path)
 
 
 def test_a_case_that_is_not_recorded(rewritten: Rewrite) -> None:
@@ -230,9 +243,7 @@ def test_a_case_that_is_not_recorded(rewritten: Rewrite) -> None:
     assert "input/z/max_len is missing; expected a number of slots" == refusal(rewritten(rename))
 
 
-def test_no_cases_at_all_judge_nothing(
-    kdtr: Callable[..., SimpleNamespace], rewritten: Rewrite
-) -> None:
+def test_no_cases_at_all(kdtr: Callable[..., SimpleNamespace], rewritten: Rewrite) -> None:
     def empty(tensors: Tensors, metadata: Metadata) -> None:
         metadata["cases"] = []
         for name in [name for name in tensors if name.startswith(("expect/", "input/"))]:
@@ -240,8 +251,8 @@ def test_no_cases_at_all_judge_nothing(
 
     run = kdtr("gate", rewritten(empty), "--engine", "host")
 
-    assert 1 == run.code
-    assert "gate FAILED: nothing was compared" in run.out
+    assert (2, "") == (run.code, run.out)
+    assert "cases = []; expected a list of cases" in run.err
 
 
 # Inputs
@@ -279,16 +290,23 @@ def test_no_capacity(rewritten: Rewrite) -> None:
 def test_a_capacity_of_several(rewritten: Rewrite) -> None:
     path = rewritten(lambda tensors, _: tensors.update({"input/y/max_len": np.array([1, 2])}))
 
-    assert "the list of cases is malformed (" in refusal(path)
+    assert "input/y/max_len is int64 [2]; expected int64 []" == refusal(path)
 
 
-def test_a_round_taken_away_leaves_expectations_of_nothing(rewritten: Rewrite) -> None:
+def test_a_round_taken_away_is_another_case(rewritten: Rewrite) -> None:
     def cut(tensors: Tensors, metadata: Metadata) -> None:
         del tensors["input/y/round1/tokens"], tensors["input/y/round1/parents"]
 
-    assert "expect/y/round1/bonus belongs to no point of any case; record the bundle again" == (
-        refusal(rewritten(cut))
-    )
+    text = refusal(rewritten(cut))
+
+    assert text.startswith("case y has id ")
+    assert ", its weights and questions give " in text
+
+
+def test_a_question_that_is_none(rewritten: Rewrite) -> None:
+    path = rewritten(lambda tensors, _: tensors.update({"input/y/round0/odd": np.zeros(1)}))
+
+    assert "input/y/round0/odd belongs to no question of the case; remove it" == refusal(path)
 
 
 # Model

@@ -148,7 +148,7 @@ def test_of_the_first_row_out_of_bounds_the_worst_element_is_named() -> None:
     assert difference is not None
     assert (1, 2) == difference.index
     assert (
-        "3 of 9 out of bounds, the first row of them by 5 times, the worst (row 2) by 100 times"
+        "3 of 9 out of bounds, the first row by 5 times, the worst (row 2) by 100 times"
     ) == difference.summary
     assert "0 within 1" == difference.expected
     assert "5, off by 5" == difference.actual
@@ -226,7 +226,7 @@ def test_huge_numbers_are_out_of_bounds_without_a_warning() -> None:
     ).difference
 
     assert difference is not None
-    assert "2 of 2 out of bounds, the first row of them by inf times" == difference.summary
+    assert "2 of 2 out of bounds, the first row by inf times" == difference.summary
 
 
 # Coordinates

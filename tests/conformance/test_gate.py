@@ -19,10 +19,10 @@ Judge = Callable[..., GateResult]
 
 # Each mode applies to each case; plain decoding, to the case of lone roots.
 MODES_OF = {
-    "ar": {"stepwise", "round", "decode", "forward"},
-    "y-tree": {"stepwise", "round", "forward"},
-    "best-first": {"stepwise", "round", "forward"},
-    "from-root": {"stepwise", "round", "forward"},
+    "ar": {"stepwise", "round", "shipped", "decode", "forward"},
+    "y-tree": {"stepwise", "round", "shipped", "forward"},
+    "best-first": {"stepwise", "round", "shipped", "forward"},
+    "from-root": {"stepwise", "round", "shipped", "forward"},
 }
 
 
@@ -162,14 +162,15 @@ def test_prefill_verify_commit_are_enough(judge: Judge, small: Path) -> None:
     expected = {
         (case, mode): Verdict.UNSUPPORTED
         for case, modes in {
-            "y": {"round", "forward"},
-            "ar": {"round", "decode", "forward"},
-            "drafted": {"round", "forward"},
-            "from-root": {"stepwise", "round", "forward"},
+            "y": {"round", "shipped", "forward"},
+            "ar": {"round", "shipped", "decode", "forward"},
+            "drafted": {"round", "shipped", "forward"},
+            "from-root": {"stepwise", "round", "shipped", "forward"},
         }.items()
         for mode in modes
     }
     expected |= {(case, "stepwise"): Verdict.PASS for case in ("y", "ar", "drafted")}
+    expected["state", "script"] = Verdict.PASS
     assert expected == verdicts(gate)
     stepwise = {result.case: result for result in gate.results if result.mode == "stepwise"}
     not_offered = {
@@ -189,9 +190,9 @@ def test_unsupported_is_said_on_the_table_and_not_passed(
     run = kdtr("gate", small, "--engine", "hostile_engines:make_engine", "--case", "y")
 
     assert 0 == run.code
-    assert "unsupported" in run.out.split("not shown by")[0]
-    assert "not shown by the engine, so neither passed nor failed: bonus, cache_c_kv," in run.out
-    assert "gate passed: 1 pass, 2 unsupported; " in run.out
+    assert "round: not offered, needs round()" in run.out
+    assert "not shown, so neither passed nor failed; worth showing in this order:" in run.out
+    assert "gate passed: 1 pass, 3 unsupported; " in run.out
 
 
 @pytest.mark.parametrize("verbs", [(), ("prefill",), ("snapshot", "accept"), ("verify", "commit")])
@@ -250,7 +251,10 @@ def test_a_declared_stage_that_is_not_shown_is_an_error(judge: Judge, small: Pat
     gate = judge(Hostile(show=show), small, "y")
 
     assert not gate.passed
-    assert {Verdict.ERROR} == {result.verdict for result in gate.results}
+    by_mode = {result.mode: result.verdict for result in gate.results}
+    assert Verdict.PASS is by_mode.pop("shipped")  # nobody asks for a stage there
+    assert {"stepwise", "round", "forward"} == set(by_mode)
+    assert {Verdict.ERROR} == set(by_mode.values())
     assert {"the engine declares the stage k_pe, but did not show it of layer 0"} == {
         finding.summary for finding in gate.findings
     }
@@ -281,5 +285,53 @@ def test_sessions_and_model_are_closed_and_progress_is_told(small: Path) -> None
         progress=told.append,
     )
 
-    assert ["session"] * 7 + ["model"] == closed
-    assert ["y / stepwise", "y / round", "y / forward", "ar / stepwise"] == told[:4]
+    assert ["session"] * 9 + ["model"] == closed
+    assert ["y / stepwise", "y / round", "y / shipped", "y / forward"] == told[:4]
+
+
+def test_a_whole_run_ends_with_the_script_of_each_bundle(small: Path) -> None:
+    told: list[str] = []
+
+    gate = run_gate(load_engine("host"), [small], engine_name="x", progress=told.append)
+
+    assert gate.passed
+    assert "state / script" == told[-1]
+    assert ("state", "script") == (gate.results[-1].case, gate.results[-1].mode)
+
+
+# As it ships
+
+
+def test_an_engine_that_is_wrong_only_when_not_traced(judge: Judge, small: Path) -> None:
+    """A fused kernel that the traced path replaces: only `shipped` runs it."""
+
+    def round_(original: Any, tree: Any, **rest: Any) -> Any:
+        done = original(tree, **rest)
+        return done if "trace" in rest else replace(done, emitted=(*done.emitted[:-1], 0))
+
+    gate = judge(Hostile({"round": round_}), small, "y")
+
+    by_mode = {result.mode: result.verdict for result in gate.results}
+    assert Verdict.FAIL is by_mode.pop("shipped")
+    assert {Verdict.PASS} == set(by_mode.values())
+    (finding,) = gate.findings
+    assert ("emitted", "ACC-3") == (finding.stage, finding.rules[0])
+
+
+def test_a_forward_that_is_wrong_only_when_not_traced(judge: Judge, small: Path) -> None:
+    """Its rows land in the cache, and its decisions on the path."""
+
+    def prefill(original: Any, tokens: Any, **rest: Any) -> Any:
+        return original(tokens if "trace" in rest else tokens[::-1], **rest)
+
+    gate = judge(Hostile({"prefill": prefill}), small, "y")
+
+    assert {"shipped"} == {f.place.mode for f in gate.findings}
+    assert not gate.passed
+
+
+def test_an_engine_without_stages_always_runs_as_it_ships(judge: Judge, small: Path) -> None:
+    gate = judge(offering(*ALL_VERBS, stages=frozenset()), small, modes=["shipped"])
+
+    assert [] == gate.results
+    assert not gate.passed

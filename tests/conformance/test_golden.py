@@ -19,12 +19,11 @@ from kdtr.conformance import GateResult, GoldenBundle
 from kdtr.conformance.bundle import GoldenCase
 from kdtr.conformance.case import CasePlan, Drafted, Planted
 from kdtr.conformance.cli import main
-from kdtr.conformance.golden import record_case, weights_sha256
+from kdtr.conformance.golden import Models, record_case, weights_sha256
 from kdtr.conformance.seed_model import hash_below, hash_u64, seed_tensors
 from kdtr.conformance.tiny_corpus import GOLDEN_TOKENS, PROMPT, TINY_SEED, tiny_plans
 from kdtr.contract import STAGES, CaseError, DraftTree, ModelConfig, tensor_shapes
 from kdtr.kdtr_format import Bundle
-from kdtr.reference import make_engine
 
 # Cases that start from PROMPT and emit all golden tokens.
 WHOLE = ("ar", "y-tree", "chain", "star", "scattered", "orders", "wide")
@@ -150,7 +149,8 @@ def test_every_stage_is_somewhere(whole: Path) -> None:
     with Bundle.open(whole) as bundle:
         found = {name.rpartition("/")[2] for name in bundle if name.startswith("expect/")}
 
-    assert {stage.name for stage in STAGES} - {"untouched", "copied"} | {"expert_gap"} == found
+    beside = {"expert_gap", "margin_float32", "margin_bfloat16"}
+    assert {stage.name for stage in STAGES} - {"untouched", "copied"} | beside == found
 
 
 def test_every_moe_row_has_a_margin_and_every_decision_of_tiny_is_firm(
@@ -240,8 +240,8 @@ def test_weights_are_small_integers_times_a_power_of_two() -> None:
 
 @pytest.fixture(scope="module")
 def small_reference(small_model: SimpleNamespace) -> SimpleNamespace:
-    model = make_engine(arithmetic="fast").load((small_model.config, small_model.weights))
-    return SimpleNamespace(model=model, identity=weights_sha256(small_model.weights))
+    models = Models(small_model.config, small_model.weights)
+    return SimpleNamespace(models=models, identity=weights_sha256(small_model.weights))
 
 
 def case_id(reference: SimpleNamespace, identity: str | None = None, **changes: object) -> str:
@@ -252,14 +252,14 @@ def case_id(reference: SimpleNamespace, identity: str | None = None, **changes: 
         "rounds": (Planted((-1, 0, 0), (0, 2)), Drafted((0, 1), budget=3)),
         "chunks": ((3, 5, 8), (1,)),
     }
-    inputs, _ = record_case(reference.model, CasePlan(**{**plan, **changes}))  # type: ignore[arg-type]
+    inputs, _, _ = record_case(reference.models, CasePlan(**{**plan, **changes}))  # type: ignore[arg-type]
     return inputs.content_id(identity or reference.identity)
 
 
 def test_a_case_id_does_not_change_with_words(small_reference: SimpleNamespace) -> None:
     first = case_id(small_reference)
     plan = CasePlan("a", "w", ("MASK-2",), (Planted((-1,)),), root=3)
-    inputs, _ = record_case(small_reference.model, plan)
+    inputs, _, _ = record_case(small_reference.models, plan)
     renamed = replace(inputs, alias="b", why="other", rules=(), case_id="0")
 
     assert 12 == len(first)
@@ -278,10 +278,12 @@ def test_a_case_id_does_not_change_with_words(small_reference: SimpleNamespace) 
         {"rounds": (Planted((-1, 0, 0), (0, 2)), Drafted((0, 1), budget=4))},
         {"rounds": (Planted((-1, 0, 0), (0, 2)), Drafted((1, 0), budget=3))},
         {"rounds": (Planted((-1, 0, 0), (0, 2)),)},
+        {"rounds": (Planted((-1, 0, 0), (0, 2), max_emitted=1), Drafted((0, 1), budget=3))},
+        {"rounds": (Planted((-1, 0, 0), (0, 2), stop_at=1), Drafted((0, 1), budget=3))},
         {"chunks": (), "root": 3},
         {"identity": "other weights"},
     ],
-    ids=map(str, range(9)),
+    ids=map(str, range(11)),
 )
 def test_a_case_id_changes_with_anything_an_engine_is_asked(
     small_reference: SimpleNamespace, changes: dict[str, object]
@@ -326,7 +328,7 @@ def test_the_capacity_is_exactly_what_the_case_needs(small: Path) -> None:
 def test_an_explicit_tree_is_taken_as_it_is(
     record: Callable[..., Path], small_reference: SimpleNamespace
 ) -> None:
-    session = small_reference.model.open(max_len=10)
+    session = small_reference.models.truth.open(max_len=10)
     root = session.prefill([3, 5])
     tree = DraftTree((root, 0, 1), (-1, 0, 0))
 
@@ -372,7 +374,7 @@ def test_a_checkpoint_from_end_to_end(
 
     assert 0 == golden.code, golden.err
     assert 0 == gate.code, gate.out
-    assert "gate passed: 7 pass; " in gate.out
+    assert f"gate passed: {5 + 4 + 1} pass; " in gate.out  # ar, trees, script
     opened = GoldenBundle.open(bundle)
     assert name == opened.model_name
     assert ["prompt0-ar", "prompt0-trees"] == [case.inputs.alias for case in opened.cases]

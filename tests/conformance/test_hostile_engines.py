@@ -291,7 +291,7 @@ def test_targets_of_every_wrong_kind(gate: Gate, change: Any, text: str) -> None
         (lambda a: a * np.nan, "logits: 148 of 148 differ in being finite"),
         (lambda a: a * np.inf, "logits: 148 of 148 differ in being finite"),
         (lambda a: np.full(a.shape, 1e308), "logits: 148 of 148 "),
-        (lambda a: np.sign(a).astype(np.float64) * 1.7e308, "out of bounds, the worst by inf"),
+        (lambda a: np.sign(a).astype(np.float64) * 1.7e308, "out of bounds, the first row by inf"),
         (lambda a: a.astype(ml_dtypes.bfloat16), "logits: "),
     ],
     ids=map(str, range(17)),
@@ -317,7 +317,7 @@ def test_numbers_at_the_end_of_the_range_warn_nobody(gate: Gate) -> None:
 
     run = gate(Hostile(show=huge), "y", mode="stepwise")
 
-    assert stopped(run, "c_kv: 60 of 60 out of bounds, the worst by ")
+    assert stopped(run, "c_kv: 60 of 60 out of bounds, the first row by ")
     assert "Warning" not in run.err
 
 
@@ -534,9 +534,13 @@ def test_the_judge_keeps_copies_of_what_is_traced(gate: Gate) -> None:
 
 
 def test_traces_in_reverse_order_and_after_the_work(gate: Gate) -> None:
-    def late(original: Any, *args: Any, trace: Any, **rest: Any) -> Any:
+    def late(original: Any, *args: Any, trace: Any = None, **rest: Any) -> Any:
+        if trace is None:
+            return original(*args, **rest)
         kept: list[Any] = []
-        answer = original(*args, trace=lambda *one: kept.append((*one[:2], np.array(one[2]))))
+        answer = original(
+            *args, trace=lambda *one: kept.append((*one[:2], np.array(one[2]))), **rest
+        )
         for one in reversed(kept):
             trace(*one)
         return answer
@@ -545,6 +549,30 @@ def test_traces_in_reverse_order_and_after_the_work(gate: Gate) -> None:
     run = gate(Hostile(dict.fromkeys(verbs, late)), "y", "ar")
 
     assert 0 == run.code, run.out
+
+
+def test_a_stage_shown_twice(gate: Gate) -> None:
+    """Which of the two would be judged? Neither: it is said."""
+    twice = shows(lambda s, i, a: [(s, i, a)] * (2 if (s, i) == ("c_kv", 1) else 1))
+
+    run = gate(twice, "y", mode="stepwise")
+
+    assert stopped(run, "c_kv of layer 1 was traced twice; expected once per forward")
+
+
+@pytest.mark.parametrize(
+    ("stage", "mode"),
+    [("logits", "stepwise"), ("logits", "forward"), ("path", "round"), ("emitted", "round")],
+)
+def test_a_traced_stage_and_the_answer_must_agree(gate: Gate, stage: str, mode: str) -> None:
+    """One that shows the right thing and returns another is wrong where it is used."""
+
+    def other(s: str, i: int | None, a: Any) -> list[Any]:
+        return [(s, i, np.nextafter(a, a.dtype.type(9)) if s == "logits" else a + 1)]
+
+    run = gate(shows(lambda s, i, a: other(s, i, a) if s == stage else [(s, i, a)]), "y", mode=mode)
+
+    assert stopped(run, f"the traced {stage} and the returned one differ; expected one answer")
 
 
 # Inputs
@@ -690,7 +718,11 @@ def test_a_coarser_profile_than_the_truth_is_shown_but_not_questioned(
     def info(honest: Any) -> Any:
         return replace(honest, profile=replace(honest.profile, logits="bfloat16"))
 
-    engine = Hostile(verified(logits=lambda a: a.astype(ml_dtypes.bfloat16)), info=info)
+    def show(trace: Any, stage: str, layer: int | None, array: Any) -> None:
+        trace(stage, layer, array.astype(ml_dtypes.bfloat16) if stage == "logits" else array)
+
+    coarse = verified(logits=lambda a: a.astype(ml_dtypes.bfloat16))
+    engine = Hostile(coarse, info=info, show=show)
     gate = judge(engine, small, "y", modes=["stepwise"])
 
     assert {Verdict.PASS} == {result.verdict for result in gate.results}

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import planted_faults
 import pytest
+from hostile_engines import Hostile, changing
 
 from kdtr.conformance import Finding, GateResult, GoldenBundle
-from kdtr.contract import TRACED
+from kdtr.contract import TRACED, Verified
 
 Judge = Callable[..., GateResult]
 
@@ -78,13 +80,19 @@ def test_only_what_is_missing_is_asked_for(judge: Judge, tiny: Path) -> None:
     )
 
 
-def test_scores_come_after_the_layout(judge: Judge, tiny: Path) -> None:
-    shows = engine("scale_from_latent", stages=["positions", "mask"])
+@pytest.mark.parametrize(
+    ("fault", "point", "of_prefill"),
+    [("scale_from_latent", "round0", ""), ("softmax_router", "chunk0", " of prefill")],
+)
+def test_scores_come_after_the_layout(
+    judge: Judge, tiny: Path, fault: str, point: str, of_prefill: str
+) -> None:
+    finding = first(judge, engine(fault, stages=["positions", "mask"]), tiny, "y-tree")
 
-    finding = first(judge, shows, tiny, "y-tree")
-
-    assert ("chunk0", "root") == (finding.place.point, finding.stage)
-    assert "show the stage scores of prefill to learn in which layer it begins" == finding.next_step
+    assert point == finding.place.point
+    assert (
+        f"show the stage scores{of_prefill} to learn in which layer it begins" == finding.next_step
+    )
 
 
 def test_the_fault_that_is_shown_needs_no_next_step(judge: Judge, tiny: Path) -> None:
@@ -102,13 +110,44 @@ def test_a_wrong_walk_over_right_targets_is_no_fault_of_the_layout(
     assert ("path", "") == (finding.stage, finding.next_step)
 
 
-def test_the_fused_path_shows_its_targets_to_no_one(judge: Judge, tiny: Path) -> None:
-    shows = engine("position_by_index", ["prefill", "round"])
+def test_of_the_fused_path_the_targets_are_asked_for_too(judge: Judge, tiny: Path) -> None:
+    shows = engine("visibility_transposed", ["prefill", "round"])
 
     finding = first(judge, shows, tiny, "y-tree", "round")
 
-    assert finding.stage in ("path", "bonus")
-    assert finding.next_step == f"{LAYOUT} there"
+    assert ("round0", "path") == (finding.place.point, finding.stage)
+    assert (
+        "show the stages positions, mask and targets to learn which: a wrong position, mask or "
+        "walk is first seen there"
+    ) == finding.next_step
+
+
+def test_decisions_alone_accuse_no_cache(judge: Judge, tiny: Path) -> None:
+    """A wrong bonus in round1, and the cache is right."""
+    finding = first(
+        judge, engine("bonus_of_last_row", ["prefill", "round"]), tiny, "y-tree", "round"
+    )
+
+    assert ("round1", "bonus") == (finding.place.point, finding.stage)
+    assert "cache" not in finding.next_step
+
+
+def test_targets_may_be_wrong_over_right_logits(judge: Judge, small: Path) -> None:
+    def wrong(verified: Verified) -> Verified:
+        assert verified.logits is not None
+        worst = np.asarray(verified.logits).argmin(axis=-1)
+        return Verified(verified.logits, tuple(worst.tolist()))
+
+    def info(honest: Any) -> Any:
+        return replace(honest, verbs=frozenset(MINIMAL), stages=frozenset())
+
+    finding = first(judge, Hostile({"verify": changing(wrong)}, info=info), small, "y")
+
+    assert ("round0", "targets") == (finding.place.point, finding.stage)
+    assert (
+        "if verify() returned logits they were right, and the argmax is wrong; if not, return "
+        "them, and show the stages positions and mask"
+    ) == finding.next_step
 
 
 def suspect(path: str, slots: str, would_tell: str) -> str:
@@ -139,15 +178,6 @@ def test_scores_of_row_0_suspect_the_cache_too(judge: Judge, tiny: Path) -> None
     assert suspect("0-2-3", "slots 13..15", "snapshot()") == finding.next_step
 
 
-def test_a_cache_of_one_row(judge: Judge, tiny: Path) -> None:
-    shows = engine("lone_root_not_written", ["prefill", "decode"])
-
-    # The row that is missing is the root's own: in round0 already nothing is right.
-    finding = first(judge, shows, tiny, "ar", "decode")
-
-    assert "round0" != finding.place.point or LAYOUT in finding.next_step
-
-
 def test_a_cache_that_is_shown_is_no_suspect(judge: Judge, tiny: Path) -> None:
     finding = first(judge, engine("no_compaction", [*MINIMAL, "snapshot"]), tiny, "y-tree")
 
@@ -161,5 +191,5 @@ def test_a_finding_tells_how_many_rows_lead_to_it(judge: Judge, tiny: Path) -> N
 
     assert 13 + 4 == first(judge, engine("root_low"), tiny, "y-tree").n_rows
     assert 13 + 4 + 4 == first(judge, engine("no_compaction"), tiny, "y-tree").n_rows
-    assert 13 == first(judge, engine("scale_from_latent"), tiny, "y-tree").n_rows
+    assert 13 == first(judge, engine("softmax_router"), tiny, "y-tree").n_rows
     assert 13 == len(y_tree.chunks[0])

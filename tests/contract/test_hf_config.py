@@ -156,7 +156,7 @@ def test_a_key_of_the_yarn_map(changes, expected, new):
         {"rope_parameters": {"rope_theta": 30000.0}},
         {"rope_parameters": None, "rope_theta": 30000},
         {"rope_parameters": {}, "rope_scaling": None, "rope_theta": 30000.0},
-        {"rope_parameters": {"rope_type": "default", "factor": 3.0}, "rope_theta": 30000.0},
+        {"rope_parameters": {"rope_type": "default", "factor": 1.0}, "rope_theta": 30000.0},
     ],
     ids=str,
 )
@@ -164,10 +164,48 @@ def test_plain_rotary_embeddings_in_every_spelling(plain, new):
     assert EXPECTED.replace(yarn=None) == ModelConfig.from_hf(new | plain)
 
 
-def test_a_default_rope_map_beside_a_yarn_map_says_nothing(old):
-    config = old | {"rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}}
+def test_a_rope_map_without_a_type_beside_a_yarn_map_says_nothing(old):
+    config = old | {"rope_parameters": {"rope_theta": 30000.0}}
 
     assert EXPECTED == ModelConfig.from_hf(config)
+
+
+def test_a_default_rope_map_beside_a_yarn_map_contradicts_it(old):
+    config = old | {"rope_parameters": {"rope_type": "default", "rope_theta": 30000.0}}
+
+    with pytest.raises(ConfigError, match=r"^rope_parameters \(rope_type = 'default'\) and rope_"):
+        ModelConfig.from_hf(config)
+
+
+def test_a_default_rope_map_with_a_factor_contradicts_itself(new):
+    config = new | {"rope_parameters": {"rope_type": "default", "factor": 3.0}, "rope_theta": 3e4}
+
+    with pytest.raises(ConfigError) as refusal:
+        ModelConfig.from_hf(config)
+
+    assert (
+        "rope_parameters: factor = 3.0 contradicts rope_type 'default'; "
+        "expected no factor, or 1, or rope_type 'yarn'"
+    ) == str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention_bias", 0), ("mlp_bias", 0.0), ("use_mla", 1), ("moe_layer_freq", True)],
+)
+def test_a_number_is_no_bool_and_a_bool_no_number(key, value, new):
+    with pytest.raises(UnsupportedError, match=f"^{key} = {value!r} is not supported; expected "):
+        ModelConfig.from_hf(new | {key: value})
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "latent_norm_eps", "routed_scaling_factor"])
+def test_a_scale_far_above_any_model_is_refused(key, new):
+    with pytest.raises(ConfigError) as refusal:
+        ModelConfig.from_hf(new | {key: 1e308})
+
+    assert (f"{key} = 1e+308; expected at most 1e+06: what it scales would leave float32") == str(
+        refusal.value
+    )
 
 
 FIXED = [

@@ -228,3 +228,42 @@ def test_a_round_is_a_value_and_a_verified_is_not():
 
     assert Round(tree, acceptance, (3,)) == Round(tree, acceptance, (3,))
     assert Verified(None, (3,)) != Verified(None, (3,))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{7, 3}, frozenset((7, 3)), b"ab", "ab", bytearray(b"ab"), {7: 1, 3: 2}, memoryview(b"ab")],
+    ids=["set", "frozenset", "bytes", "str", "bytearray", "dict", "memoryview"],
+)
+def test_what_has_no_order_or_is_text_is_no_sequence(values):
+    with pytest.raises(TreeError, match=r"^tokens = .*; expected a sequence of integers"):
+        DraftTree(tokens=values, parents=(-1, 0))
+    with pytest.raises(InputError, match=r"^path = .*; expected a sequence of integers"):
+        Acceptance(path=values, bonus=1)
+
+
+@pytest.mark.parametrize("values", [b"ab", "ab", {7: 1}])
+def test_stop_tokens_may_be_a_set_but_no_text_or_map(values):
+    assert frozenset((7, 3)) == EmitLimit({7, 3}).stop_tokens
+    with pytest.raises(InputError, match=r"^stop_tokens = .*; expected a sequence of integers"):
+        EmitLimit(values)
+
+
+def test_a_bool_is_no_integer():
+    with pytest.raises(TreeError, match=r"^tokens = \(7, True\); expected integers"):
+        DraftTree(tokens=(7, True), parents=(-1, 0))
+    with pytest.raises(TreeError, match=r"^parents = \(-1, False\); expected integers"):
+        DraftTree(tokens=(7, 1), parents=(-1, False))
+    with pytest.raises(InputError, match="expected integers"):
+        Acceptance(path=(0, True), bonus=1)
+    with pytest.raises(InputError, match="expected integers"):
+        Acceptance(path=(0,), bonus=True)
+    with pytest.raises(InputError, match="expected integers"):
+        EmitLimit(max_emitted=True)
+
+
+def test_a_message_does_not_hold_a_million_numbers():
+    with pytest.raises(TreeError) as refusal:
+        DraftTree(tokens=[1.5] * 10**6, parents=[-1])
+
+    assert len(str(refusal.value)) < 300

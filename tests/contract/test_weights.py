@@ -180,3 +180,11 @@ def test_a_spelling_that_changes_between_layers_is_named():
     missing = "2 missing: model.layers.0.mlp.experts.gate_up_proj [4, 16, 12], "
     assert missing in text
     assert "12 extra: model.layers.0.mlp.experts.0.gate_proj.weight [8, 12]" in text
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 10**9}, {"n_routed_experts": 10**9}])
+def test_counts_that_no_source_holds_are_refused_before_names_are_listed(changes):
+    config = ModelConfig.tiny()
+
+    with pytest.raises(CheckpointError, match=r"asks for at least \d+ tensors .*, the source hold"):
+        check_tensors(config.replace(**changes), tensor_shapes(config))

@@ -123,3 +123,25 @@ def test_the_source_may_change_after_loading(small: ModelConfig, small_weights: 
 
     assert np.array_equal(small_weights["lm_head.weight"], weights.lm_head)
     assert np.array_equal(small_weights[ATTENTION + "o_proj.weight"], weights.layers[1].attention.o)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "text"),
+    [
+        (np.nan, np.float32, "nan"),
+        (-np.inf, np.float16, "-inf"),
+        (1e300, np.float64, "1e+300"),
+    ],
+)
+def test_numbers_that_are_not_finite_in_float32_are_refused_by_element(
+    small: ModelConfig, small_weights: Tensors, number: float, dtype: Any, text: str
+) -> None:
+    tensor = small_weights["lm_head.weight"].astype(dtype)
+    tensor[2, 1] = tensor[3, 0] = number
+
+    with pytest.raises(CheckpointError) as refusal:
+        prepare(small, {**small_weights, "lm_head.weight": tensor})
+
+    assert (
+        f"lm_head.weight[2, 1] = {text}, one of 2; expected numbers that are finite in float32"
+    ) == str(refusal.value)

@@ -258,6 +258,26 @@ def test_files_that_are_none(driver, tmp_path):
         assert f"1 {text}; expected a KDTR file" == fuzz.python_verdict(path)
 
 
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_huge_file_is_refused_by_its_header_without_memory(driver, tmp_path, foreign):
+    """A sparse file larger than any memory: the first 128 bytes decide, not an allocation."""
+    path = tmp_path / "a.kdtr"
+    write_bundle(path, {"x": np.zeros(1)}, {})
+    size = path.stat().st_size
+    if foreign:
+        path.write_bytes(b"GGUF")
+    try:
+        os.truncate(path, 2**43)
+    except OSError:
+        pytest.skip("the file system holds no file of 8 TiB")
+
+    _, said = run(driver, "show", path)
+
+    cut = f"the header says {size} bytes, the file has {2**43}; the file was cut or edited\n"
+    wanted = "not a KDTR file: it starts with 47 47 55 46 00 00 00 00" if foreign else cut
+    assert said.startswith(f"2 {path}: {wanted}")
+
+
 def test_text_files_are_told_by_their_first_bytes(driver, tmp_path):
     (tmp_path / "a").write_bytes(b"GGUF")
 
@@ -418,6 +438,19 @@ def test_the_example_says_what_is_wrong(example, tmp_path):
             [example, tmp_path / path], capture_output=True, text=True, check=False
         )
         assert (1, "", text) == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_the_example_says_when_its_output_is_lost(example, tmp_path):
+    tensors = {"expect/ar/chunk0/root": np.array(11), "expect/ar/round0/emitted": np.array([5])}
+    write_bundle(tmp_path / "a.kdtr", tensors, {})
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [example, tmp_path / "a.kdtr"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+
+    assert (1, b"cannot write the tokens\n") == (done.returncode, done.stderr)
 
 
 # The test's own tools

@@ -211,7 +211,7 @@ def test_what_is_not_a_safetensors_file_is_refused_by_name(tmp_path):
 
     os.remove(tmp_path / "m.safetensors")
     (tmp_path / "m.safetensors").mkdir()
-    refused(tmp_path, "m.safetensors cannot be read as safetensors")
+    refused(tmp_path, "m.safetensors cannot be read: Is a directory")
 
 
 def test_a_header_that_names_a_tensor_twice_is_refused(tmp_path):
@@ -248,3 +248,43 @@ def test_a_long_list_of_names_is_cut(tmp_path):
     refused(
         tmp_path, "30 tensors not of dtype F32, BF16, F16: t00 I8, .*, t19 I8 and 10 more; convert"
     )
+
+
+@pytest.mark.parametrize("name", ["config.json", "m.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path, name):
+    build(tmp_path, {"m.safetensors": {"a": np.zeros(1, np.float32)}})
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+
+    refused(tmp_path, f"{name} is not a regular file; expected a file of a checkpoint")
+
+
+def test_an_endless_config_is_refused(tmp_path):
+    build(tmp_path, {"m.safetensors": {"a": np.zeros(1, np.float32)}})
+    os.remove(tmp_path / "config.json")
+    (tmp_path / "config.json").symlink_to("/dev/zero")
+
+    refused(tmp_path, "config.json is not a regular file")
+
+
+def test_a_huge_config_is_refused_unread(tmp_path):
+    build(tmp_path, {"m.safetensors": {"a": np.zeros(1, np.float32)}})
+    os.truncate(tmp_path / "config.json", 2**24 + 1)
+
+    refused(tmp_path, "config.json has 16777217 bytes; expected at most 16777216")
+
+
+def test_the_systems_words_are_passed_on(tmp_path):
+    build(tmp_path, {})
+    (tmp_path / "m.safetensors").symlink_to("m.safetensors")
+    refused(tmp_path, "m.safetensors cannot be read: Too many levels of symbolic links")
+
+    refused("a" * 5000, "cannot be read: File name too long")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_weights_without_permission_say_so(tmp_path):
+    build(tmp_path, {"m.safetensors": {"a": np.zeros(1, np.float32)}})
+    (tmp_path / "m.safetensors").chmod(0)
+
+    refused(tmp_path, "m.safetensors cannot be read: Permission denied")

@@ -553,7 +553,7 @@ REFUSALS = {
     "prefill nothing": (
         lambda s: s.prefill([]),
         InputError,
-        f"tokens are float64 [0]; {NO_ROWS}",
+        f"tokens are int64 [0]; {NO_ROWS}",
     ),
     "prefill two axes": (
         lambda s: s.prefill(np.array([[1, 2]])),
@@ -563,7 +563,7 @@ REFUSALS = {
     "prefill booleans": (
         lambda s: s.prefill([True]),
         InputError,
-        f"tokens are bool [1]; {NO_ROWS}",
+        "tokens[0] = True; expected a token id",
     ),
     "prefill above": (
         lambda s: s.prefill([1, 2, 40, 50]),
@@ -690,7 +690,7 @@ REFUSALS = {
     "accept real": (
         lambda s: s.accept(fits(s), [0.5] * 8),
         InputError,
-        f"targets are float64 [8]; {NO_ROWS}",
+        "targets[0] = 0.5; expected a token id",
     ),
     "commit past the tree": (
         lambda s: s.commit(Acceptance(path=(0, 2, 8), bonus=1)),

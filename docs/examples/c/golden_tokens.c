@@ -19,6 +19,7 @@ int main(int n_arguments, char **arguments)
         snprintf(name, sizeof name, "expect/ar/round%d/emitted", points++);
     }
     kdtr_close(&bundle);
+    if (fflush(stdout) || ferror(stdout)) return fprintf(stderr, "cannot write the tokens\n"), 1;
     if (points > 1 && bundle.status == KDTR_UNKNOWN) return 0; /* no further round: the end */
     fprintf(stderr, "%s\n", bundle.status ? bundle.error : "the tokens are not i64");
     return 1;

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from kdtr.conformance import load_engine
+from kdtr.contract import NO_LIMIT, EmitLimit
 
 Plant = Callable[[Any], None]
 
@@ -601,10 +602,28 @@ def final_norm_twice(engine: Any) -> None:
 @fault(breaks="NORM-1", first_seen_at="q_nope", until="chunk0")
 def latent_eps_of_other_norms(engine: Any) -> None:
     """M086: rms_norm_eps in the q_a and kv_a norms. Only an eps of some size shows it."""
+    others: list[float] = []
+
+    def eps_of(is_latent: bool, eps: float) -> float:
+        if not is_latent:  # the input norm comes first
+            others[:] = [eps]
+        return others[0]
+
+    _with_eps(engine, eps_of)
+
+
+@fault(breaks="NORM-1", first_seen_at="q_nope", case="")
+def main_eps(engine: Any) -> None:
+    """1e-6 in the input, post-attention and final norms. Only an eps of some size shows it."""
+    _with_eps(engine, lambda is_latent, eps: eps if is_latent else 1e-6)
+
+
+def _with_eps(engine: Any, eps_of: Callable[[bool, float], float]) -> None:
+    """Each norm's eps is eps_of(whether it is a latent's, the right one)."""
     latent: list[Any] = []
 
     def rms_norm(original: Any, x: Any, weight: Any, eps: float) -> Any:
-        return original(x, weight, 3e-5 if any(weight is one for one in latent) else eps)
+        return original(x, weight, eps_of(any(weight is one for one in latent), eps))
 
     _wrap(engine, rms_norm=rms_norm)
 
@@ -614,6 +633,39 @@ def latent_eps_of_other_norms(engine: Any) -> None:
         return weights
 
     _on_load(engine, change)
+
+
+@fault(breaks="ACC-4", first_seen_at="path", case="")
+def limit_ignored(engine: Any) -> None:
+    """A round emits all that it accepts, whatever the limit."""
+    _on_open(engine, _limited(lambda limit: NO_LIMIT))
+
+
+@fault(breaks="ACC-4", first_seen_at="path", case="")
+def no_stop_tokens(engine: Any) -> None:
+    """Of a limit only the length counts."""
+    _on_open(engine, _limited(lambda limit: EmitLimit(max_emitted=limit.max_emitted)))
+
+
+@fault(breaks="ACC-4", first_seen_at="path", case="")
+def no_max_emitted(engine: Any) -> None:
+    """Of a limit only the stop tokens count."""
+    _on_open(engine, _limited(lambda limit: EmitLimit(limit.stop_tokens)))
+
+
+def _limited(change: Callable[[EmitLimit], EmitLimit]) -> Callable[[Any], None]:
+    def on_open(session: Any) -> None:
+        accept, round_ = session.accept, session.round
+
+        def faulty_accept(tree: Any, *rest: Any, limit: EmitLimit = NO_LIMIT) -> Any:
+            return accept(tree, *rest, limit=change(limit))
+
+        def faulty_round(tree: Any, *, limit: EmitLimit = NO_LIMIT, **rest: Any) -> Any:
+            return round_(tree, limit=change(limit), **rest)
+
+        session.accept, session.round = faulty_accept, faulty_round
+
+    return on_open
 
 
 @fault(breaks="FWD-1", first_seen_at="root", case="")
