@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,8 +41,17 @@ PASSED, FAILED, REFUSED = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(_trees_joined(sys.argv[1:] if argv is None else argv))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
     try:
-        return int(args.command(args))
+        code = int(args.command(args))
+        sys.stdout.flush()
+        return code
+    except OSError as error:  # a closed pipe, a full disk: no verdict was delivered
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python fails again on exit
+        print(f"kdtr: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return REFUSED
     except KdtrError as error:
         print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
         return REFUSED
@@ -127,7 +138,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _gate(args: argparse.Namespace) -> int:
     options = dict(_option(text) for text in args.engine_option)
-    _search_here()
+    with _importable_here():
+        return _judge(args, options)
+
+
+def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -146,11 +161,16 @@ def _gate(args: argparse.Namespace) -> int:
     return PASSED if result.passed else FAILED
 
 
-def _search_here() -> None:
-    """Let engines be imported from the current directory; after all else, so that it hides none."""
-    here = os.getcwd()
+@contextmanager
+def _importable_here() -> Iterator[None]:
+    """Engines of the current directory can be imported; after all else, so that it hides none."""
+    before, here = list(sys.path), os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _command() -> str:
@@ -197,7 +217,7 @@ def _option(text: str) -> tuple[str, Any]:
         raise EngineError(f"--engine-option {text!r}; expected KEY=VALUE")
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key, value
 
 

@@ -66,7 +66,7 @@ GRANTS = {("conformance", "reference"): ("conformance/golden*.py",)}
 # Libraries a room may import under `if TYPE_CHECKING` and only there.
 TYPING_ONLY = {"contract": ("numpy",)}
 # Folders that import what they like, except an engine. A folder that is neither is reported.
-TEST_FOLDERS = ("tests", "benchmarks")
+TEST_FOLDERS = ("tests", "benchmarks", "docs")
 ENGINE_TESTS = "tests/engine/*"
 # No sources of ours: links to the rooms, and products.
 NOT_JUDGED = ("typings", "build", "dist")

@@ -72,8 +72,6 @@ def test_a_module_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         "directory in PYTHONPATH, or install its package"
     )
 
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(Path.cwd())])
-
     assert f"engine no.such:make: no module no in {todo}" == refusal("no.such:make")
     assert "engine json.such:make: no module json.such in " in refusal("json.such:make")
     monkeypatch.chdir(tmp_path)

@@ -242,7 +242,7 @@ def test_what_has_no_order_or_is_text_is_no_sequence(values):
         Acceptance(path=values, bonus=1)
 
 
-@pytest.mark.parametrize("values", [b"ab", "ab", {7: 1}])
+@pytest.mark.parametrize("values", [b"ab", "ab", {7: 1}], ids=["bytes", "str", "dict"])
 def test_stop_tokens_may_be_a_set_but_no_text_or_map(values):
     assert frozenset((7, 3)) == EmitLimit({7, 3}).stop_tokens
     with pytest.raises(InputError, match=r"^stop_tokens = .*; expected a sequence of integers"):

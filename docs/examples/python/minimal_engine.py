@@ -1,4 +1,4 @@
-"""The least that `kdtr gate` can judge: prefill, verify and commit, of an engine that shows nothing.
+"""The least that `kdtr gate` can judge: prefill, verify and commit, and no stage is shown.
 
     kdtr gate TINY.kdtr --engine minimal_engine:make_engine
 
