@@ -68,7 +68,7 @@ class Template:
 
     chunks    sizes of the pieces in which the prompt is prefilled
     level     how much of the truth is recorded: case.STAGES or case.DECISIONS
-    starts    tokens that the prompt starts with
+    ends      tokens that the prompt ends with
     """
 
     alias: str
@@ -77,7 +77,7 @@ class Template:
     chunks: tuple[int, ...]
     rounds: tuple[RoundPlan, ...]
     level: str = "decisions"
-    starts: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -171,11 +171,11 @@ _EDGES = (
     ),
     Template(
         "edge-tokens",
-        "a prompt that starts with token 0 and the last id",
+        "a prompt that ends with token 0 and the last id",
         ("TREE-2", "PAD-1"),
         (6,),
         (Planted(_STAR, (0, 3)), Planted(_Y, (0, 2, 3))),
-        starts=(0, 60),
+        ends=(0, 60),
     ),
     Template(
         "chain",

@@ -56,11 +56,12 @@ class _Search:
                 yield prompt
                 return
             stem = f"{stream}/{','.join(map(str, prompt))}"
-            if len(prompt) < len(template.starts):
-                candidates = [template.starts[len(prompt)]]
+            left = length - len(prompt)
+            if left <= len(template.ends):
+                candidates = [template.ends[-left]]
             else:
-                # The last token alone branches widely: a new prompt costs little there.
-                width = 30 if len(prompt) == length - 1 else 8
+                # The last free token alone branches widely: a new prompt costs little there.
+                width = 30 if left <= 1 + len(template.ends) else 8
                 candidates = hash_below(self.entry.model.seed, stem, width, vocab).tolist()
             for token in dict.fromkeys(candidates):
                 if self.entry.thin or self._clear_prompt([*prompt, token], ends):
