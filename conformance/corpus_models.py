@@ -188,7 +188,7 @@ _EDGES = (
         "limits",
         "a length limit inside the accepted path, a stop token on it, a stop token as the bonus",
         ("ACC-4", "ACC-3", "COMMIT-2"),
-        (6,),
+        (7,),
         (
             Planted(_CHAIN, (0, 1, 2, 3), max_emitted=2),
             Planted(_Y, (0, 2, 3), stop_at=0),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kdtr.conformance.case import Planted
 from kdtr.conformance.corpus_models import CorpusModel, Template, corpus_models
 from kdtr.conformance.golden_margins import ForwardRecorder, Shadow, clear_rows
 from kdtr.conformance.seed_model import hash_below
@@ -89,11 +90,16 @@ class _Search:
         root = session.prefill(prompt, trace=recorder)
         shadow.margins(tuple(prompt), recorder.shown())
         shadow.follow(Acceptance(tuple(range(len(prompt))), root))
+        stops = any(isinstance(p, Planted) and p.stop_at is not None for p in template.rounds)
+        emitted = {root}
         for row in range(template.accepted):
             recorder = ForwardRecorder(self.truth)
             token = session.decode(trace=recorder)
             if not clear_rows(shadow.margins((root,), recorder.shown()))[0]:
                 return row
+            if stops and token in emitted:  # a stop token that comes twice stops too early
+                return row
+            emitted.add(token)
             shadow.follow(Acceptance((0,), token))
             root = token
         return template.accepted

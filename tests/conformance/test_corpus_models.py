@@ -20,9 +20,6 @@ TEMPLATES = [
 ]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the corpus as committed: kv_lora_rank = 20 = nope + rope (MLA-4)"
-)
 def test_no_two_sizes_that_could_be_confused_are_equal() -> None:
     """Widths, sums of widths and products that name an array's axis."""
     c = BASE

@@ -190,10 +190,6 @@ def test_exact_ties_of_experts_choose_the_lowest_ids() -> None:
                 assert (case.expectation(point).expert_gap(layer) == 0).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the corpus as committed: the best logit of some rows lies above 0, up to 0.84",
-)
 def test_all_logits_are_negative_where_they_are_said_to_be() -> None:
     """A maximum that starts at 0 finds none."""
     for case in opened("negative-logits").cases:

@@ -19,6 +19,8 @@ from kdtr.kdtr_format import Bundle, write_bundle
 Kdtr = Callable[..., SimpleNamespace]
 Change = Callable[[dict[str, np.ndarray], dict[str, Any]], object]
 
+CORPUS = Path(__file__).resolve().parents[2] / "conformance" / "corpus"
+
 
 @pytest.fixture
 def rewritten(small: Path, tmp_path: Path) -> Callable[[Change], Path]:
@@ -132,16 +134,11 @@ def test_a_case_without_prompt_and_one_that_is_built(kdtr: Kdtr, small: Path) ->
     assert "after 2 committed tokens; best-first, budget 5\n" in out
 
 
-def test_a_round_with_a_limit(kdtr: Kdtr, rewritten: Callable[[Change], Path]) -> None:
-    limit = {"max_emitted": np.array(2), "stop_tokens": np.array([3, 7])}
+def test_a_round_with_a_limit(kdtr: Kdtr) -> None:
+    out = kdtr("inspect", CORPUS / "base.kdtr", "--case", "limits").out
 
-    path = rewritten(
-        lambda t, _: t.update({f"input/y/round0/{name}": a for name, a in limit.items()})
-    )
-
-    assert "\n    limit       at most 2 emitted, stops at token 3 or 7\n" in (
-        kdtr("inspect", path).out
-    )
+    assert "\n    limit       at most 2 emitted\n" in out
+    assert 2 == len(re.findall(r"\n    limit       stops at token \d+\n", out))
 
 
 def test_every_line_fits_a_terminal(kdtr: Kdtr, tiny: Path) -> None:
@@ -359,19 +356,19 @@ def test_no_such_file(kdtr: Kdtr, tmp_path: Path) -> None:
         ),
         (
             lambda t, _: t.update({"expect/y/round0/path": np.array([0, 2, 9])}),
-            "expect/y/round0/path = [0, 2, 9]; expected a path from the root, node 0, "
-            "down the tree of 4 nodes",
+            "expect/y/round0/path = [0, 2, 9], which is no path from the root of the question's "
+            "tree; record the bundle again",
         ),
         (
             lambda t, _: t.update({"expect/y/round0/path": np.array([0, 1, 3])}),
-            "expect/y/round0/path = [0, 1, 3]; expected a path from the root, node 0, "
-            "down the tree of 4 nodes",
+            "expect/y/round0/path = [0, 1, 3], which is no path from the root of the question's "
+            "tree; record the bundle again",
         ),
         (
             lambda _, m: m.update(versions={"rules": 0}),
             "recorded under rules version 0, this kdtr has ",
         ),
-        (lambda _, m: m.update(cases=7), "the list of cases is malformed ("),
+        (lambda _, m: m.update(cases=7), "cases = 7; expected a list of cases"),
     ],
     ids=["stage", "path", "no path", "rules", "cases"],
 )

@@ -135,7 +135,13 @@ def path_tie(
     rows: np.ndarray, right: list[int], took: list[int], *, bonus: int, own: int
 ) -> str | None:
     """bonus: the truth's; own: the engine's."""
-    tensors = {"logits": rows, "tokens": TOKENS, "bonus": np.array(bonus), "path": np.array(right)}
+    tensors = {
+        "logits": rows,
+        "tokens": TOKENS,
+        "parents": np.array([-1, 0, 0, 2]),
+        "bonus": np.array(bonus),
+        "path": np.array(right),
+    }
     one = decisions(tensors, bonus=own)
     return one.near_tie(STAGE["path"], None, np.array(right), np.array(took))
 

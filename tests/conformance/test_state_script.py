@@ -266,9 +266,6 @@ def test_the_line_that_reproduces_it(
     assert "--case state --mode script\n" in run.out
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the judge as it is: an error of close() in the script leaves run_gate"
-)
 def test_a_session_that_cannot_be_closed(judge: Judge, small: Path) -> None:
     result = script(judge, Hostile({"close": raising(ValueError("lost"))}), small)
 
