@@ -28,7 +28,7 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: help setup gate test golden golden-check properties lint types format dist clean
+.PHONY: help setup gate test bench golden golden-check properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -47,6 +47,9 @@ test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
 
 properties: $(VENV)/ready-test ## run the property tests alone
 	$(PYTEST) property_tests -n $(WORKERS) --dist loadfile $(ARGS)
+
+bench: $(VENV)/ready-test ## measure reading beside safetensors and npz; tables in benchmarks/results
+	$(BIN)/python benchmarks/bundle_reading.py --out benchmarks/results/bundle-reading.md
 
 golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and tiny in build/
 	$(KDTR) golden --corpus --out $(CORPUS)

@@ -154,7 +154,7 @@ def _table(rows: list[tuple[str, float, float, float]], mib: int) -> list[str]:
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, {_cpu()}, Python {platform.python_version()}, "
         f"numpy {version('numpy')}, safetensors {version('safetensors')}; medians of {_REPEATS}.",
-        "Command: `python benchmarks/bundle_reading.py --out benchmarks/results/bundle-reading.md`",
+        "Command: `make bench`",
         "",
         "| task | ms | of kdtr's | GB/s | peak resident, MiB | of it copied, MiB |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",

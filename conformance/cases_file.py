@@ -26,7 +26,11 @@ A cases file is a JSON list. Each case is an object:
 def read_cases(path: Path) -> tuple[CasePlan, ...]:
     """The cases of a file; CaseError names the file, the case and what in it is refused."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device read on
+            raise CaseError(f"{path} is no plain file; expected a JSON list of cases")
         entries = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise CaseError(f"{path} is nested too deep; expected a JSON list of cases") from None
     except OSError as error:
         raise CaseError(f"{path}: {error.strerror}; expected a JSON list of cases") from error
     except ValueError as error:

@@ -22,6 +22,9 @@ _WHICH_CASES = """\
 """
 
 
+_MOST_ROUNDS = 100_000  # of --decode: more than any float64 recording is good for
+
+
 def add_golden_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _WHICH_CASES + CASES_FORM
     model = parser.add_mutually_exclusive_group(required=True)
@@ -89,9 +92,8 @@ def golden_command(args: argparse.Namespace, progress: Callable[[str], None]) ->
             )
     _check_plans(plans, config.vocab_size)
     out = Path(args.out)
+    _check_out(out, args)
     _make_directory(out.parent)
-    if out.is_dir():
-        raise CaseError(f"--out {out} is a directory; expected the file to write")
     return {args.out: record_bundle(out, model, config, weights, plans, progress)}
 
 
@@ -142,6 +144,22 @@ def _check_plans(plans: Sequence[CasePlan], vocab_size: int) -> None:
                     )
 
 
+def _check_out(out: Path, args: argparse.Namespace) -> None:
+    """Nothing but a plain file is replaced, and none that the recording reads."""
+    try:
+        if out.is_dir():
+            raise CaseError(f"--out {out} is a directory; expected the file to write")
+        if out.is_symlink() or (out.exists() and not out.is_file()):
+            raise CaseError(f"--out {out} is no plain file; expected one, or a new name")
+        inputs = [Path(args.cases)] if args.cases else []
+        inputs += list(Path(args.checkpoint).iterdir()) if args.checkpoint else []
+        for read in inputs:
+            if out.exists() and read.exists() and out.samefile(read):
+                raise CaseError(f"--out {out} is {read}, which is read; expected another file")
+    except OSError as error:
+        raise CaseError(f"--out {out}: {error.strerror}; expected a file to write") from error
+
+
 def _make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -151,8 +169,8 @@ def _make_directory(path: Path) -> None:
 
 def _plans(args: argparse.Namespace) -> tuple[CasePlan, ...]:
     plans = list(read_cases(Path(args.cases))) if args.cases else []
-    if args.decode is not None and args.decode < 1:
-        raise CaseError(f"--decode {args.decode}; expected at least 1 round")
+    if args.decode is not None and not 1 <= args.decode <= _MOST_ROUNDS:
+        raise CaseError(f"--decode {args.decode}; expected 1..{_MOST_ROUNDS} rounds")
     if (args.tree or args.decode) and not args.prompt:
         raise CaseError("--tree and --decode need a prompt; give --prompt IDS")
     trees = tuple(_tree(text) for text in args.tree)

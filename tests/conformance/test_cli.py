@@ -23,6 +23,7 @@ from kdtr.contract import ModelConfig
 
 Kdtr = Callable[..., SimpleNamespace]
 CasesFile = Callable[[Any], Path]
+CHECKPOINTS = Path(__file__).resolve().parents[1] / "data" / "hf-deepseek-v3"
 
 
 def refused(run: SimpleNamespace, text: str) -> bool:
@@ -249,11 +250,11 @@ def test_golden_misused(kdtr: Kdtr, words: list[str], text: str) -> None:
         (["--prompt", "1,2"], "--prompt 1,2 has no rounds; give --tree or --decode N"),
         (
             ["--prompt", "1,2", "--decode", "-1"],
-            "--decode -1; expected at least 1 round",
+            "--decode -1; expected 1..100000 rounds",
         ),
         (
             [*PROMPT, "--tree", "-1,0", "--decode", "0"],
-            "--decode 0; expected at least 1 round",
+            "--decode 0; expected 1..100000 rounds",
         ),
         (
             ["--prompt", "1;2", "--decode", "1"],
@@ -596,3 +597,42 @@ def test_the_words_come_from_the_command_line_by_default(
 
     assert 2 == main()
     assert "no.kdtr: no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])
+def test_golden_does_not_replace_what_it_reads(kdtr: Kdtr, tmp_path: Path, name: str) -> None:
+    source = CHECKPOINTS / "v12-qlora-g2-wide"
+    held = (source / name).read_bytes()
+    copy = tmp_path / "checkpoint"
+    shutil.copytree(source, copy)
+
+    run = kdtr(
+        *("golden", "--checkpoint", copy, "--prompt", "1,2", "--decode", "1"),
+        *("--out", copy / name),
+    )
+
+    assert 2 == run.code
+    assert f"is {copy / name}, which is read; expected another file" in run.err
+    assert held == (copy / name).read_bytes()
+
+
+def test_golden_replaces_no_link_and_no_device(kdtr: Kdtr, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    os.mkfifo(tmp_path / "pipe")
+
+    for name in ("link", "pipe"):
+        run = kdtr("golden", "--tiny", "--out", tmp_path / name)
+
+        assert (2, f"kdtr: CaseError: --out {tmp_path / name} is no plain file; ") == (
+            run.code,
+            run.err.partition("expected")[0],
+        )
+
+
+def test_cases_from_a_pipe_are_refused(kdtr: Kdtr, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    run = kdtr("golden", "--tiny", "--cases", tmp_path / "pipe", "--out", tmp_path / "x")
+
+    assert 2 == run.code
+    assert "pipe is no plain file; expected a JSON list of cases" in run.err
