@@ -229,6 +229,9 @@ def corpus_models() -> tuple[CorpusModel, ...]:
         ),
         _variant(16, "latent-eps", "latent norms with an eps of their own", 6, **_LATENT_EPS),
         _variant(14, "token-ties", "equal rows in the head", 5, thin=True, twins=_TWINS),
+        _variant(
+            17, "near-ties", "rows of the head that nearly agree", 6, thin=True, near_twins=_TWINS
+        ),
         _variant(15, "expert-ties", "all experts alike", 5, thin=True, flat_router=True),
     )
 

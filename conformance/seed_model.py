@@ -53,6 +53,7 @@ class SeedModel:
 
     bias             added to every correction bias: strongly negative ones tell -inf from 0
     twins            pairs of tokens (kept, copied) with equal rows in the head: exact ties
+    near_twins       the same, but for 0 and 2**-20 in channel 1: near ties, below float32's noise
     flat_router      the router of every layer is zero and so is its bias: ties of experts
     negative_logits  a feature that every token has pulls all logits below zero
     """
@@ -62,6 +63,7 @@ class SeedModel:
     seed: int
     bias: float = 0.0
     twins: tuple[tuple[int, int], ...] = ()
+    near_twins: tuple[tuple[int, int], ...] = ()
     flat_router: bool = False
     negative_logits: bool = False
 
@@ -74,8 +76,10 @@ class SeedModel:
             if self.flat_router and ".mlp.gate." in name:
                 tensors[name] = np.zeros_like(tensors[name])
         head = tensors["lm_head.weight"]
-        for kept, copied in self.twins:
+        for kept, copied in (*self.twins, *self.near_twins):
             head[copied] = head[kept]
+        for kept, copied in self.near_twins:
+            head[kept, 1], head[copied, 1] = 0, 2.0**-20
         if self.negative_logits:
             tensors["model.embed_tokens.weight"][:, 0] = 4
             head[:, 0] = -5

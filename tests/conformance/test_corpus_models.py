@@ -78,7 +78,8 @@ def test_a_variant_differs_from_the_base_in_one_way(name: str) -> None:
         "raw-weights": {"norm_topk_prob", "n_shared_experts"},
         "one-group": {"n_group", "topk_group"},
     }
-    of_weights = {"negative-bias", "negative-logits", "token-ties", "expert-ties"}
+    ties = {"token-ties", "near-ties", "expert-ties"}
+    of_weights = {"negative-bias", "negative-logits", *ties}
 
     assert changed == together.get(name, changed)
     assert (0 if name in of_weights else len(together.get(name, {name}))) == len(changed)

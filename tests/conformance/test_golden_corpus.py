@@ -214,3 +214,15 @@ def test_limits_are_kept_and_cut() -> None:
     for limit, tokens in zip(limits[1:], emitted[1:], strict=True):
         assert int(tokens[-1]) in limit.stop_tokens
     assert [2, 1, 2] == [len(path) for path in paths]
+
+
+def test_near_ties_are_thinner_than_float32_tells_apart() -> None:
+    """Twins of the head whose logits differ, but by less than any float32 engine can say."""
+    for case in opened("near-ties").cases:
+        for logits in points(case, "logits"):
+            best = np.sort(logits, axis=1)
+            gap = best[:, -1] - best[:, -2]
+            thin = gap < 1e-5
+            assert (gap[thin] > 0).all()
+        margins = np.concatenate(points(case, "margin_float32"))
+        assert (margins < 1).any()
