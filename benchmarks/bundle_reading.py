@@ -45,6 +45,7 @@ def main() -> None:
     table = "\n".join(_table(rows, args.mib)) + "\n"
     print(table)
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(table, encoding="utf-8")
 
 
