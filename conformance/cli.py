@@ -8,7 +8,6 @@ option).
 from __future__ import annotations
 
 import argparse
-import ast
 import io
 import os
 import shutil
@@ -26,6 +25,7 @@ from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.engine_options import engine_options
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
 from kdtr.conformance.golden_check import check_everywhere
@@ -33,7 +33,8 @@ from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, re
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.report import print_report
 from kdtr.conformance.state_script import SCRIPT
-from kdtr.contract import EngineError, KdtrError
+from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
+from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
 
@@ -84,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         "--engine",
         required=True,
         metavar="NAME",
-        help="package.module:factory, or a registered name such as host or reference; modules in "
-        "the current directory are found too",
+        help="package.module:factory, a registered name such as host or reference, or "
+        "stdio:COMMAND (docs/stdio-protocol.md); modules in the current directory are found too",
     )
     gate.add_argument(
         "--engine-option",
@@ -133,13 +134,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.set_defaults(command=_export)
     add_export_arguments(export)
+    server = verbs.add_parser(
+        "serve-engine",
+        help="serve an engine over standard input and output",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    server.set_defaults(command=_serve)
+    add_serve_arguments(server)
     return parser
 
 
 def _gate(args: argparse.Namespace) -> int:
-    options = dict(_option(text) for text in args.engine_option)
+    options = engine_options("--engine-option", args.engine_option)
     with _importable_here():
         return _judge(args, options)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    options = engine_options("--engine-option", args.engine_option)
+    with _importable_here():
+        return serve_command(args.engine, options)
 
 
 def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -209,16 +223,6 @@ def _export(args: argparse.Namespace) -> int:
         print(f"kdtr: note: {note}", file=sys.stderr)
     print(args.to)
     return PASSED
-
-
-def _option(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.isidentifier():
-        raise EngineError(f"--engine-option {text!r}; expected KEY=VALUE")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return key, value
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kdtr.conformance.engine_options import engine_options
 from kdtr.property_tests import profiles
 from kdtr.property_tests.subject import HOST, REFERENCE, Subject, load_subject
 
@@ -23,18 +24,38 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
 PAIRS = [("reference", "reference-scratch"), ("host", "host-small-pages")]
 
 
-def _subject(label: str) -> Subject:
-    name, options = ENGINES[label]
-    return load_subject(label, name, options)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The engine of the command line, or those that ship here."""
+    chosen = metafunc.config.getoption("--kdtr-engine")
+    if "engine" in metafunc.fixturenames:
+        labels = [chosen] if chosen else list(ENGINES)
+        metafunc.parametrize("engine", labels, indirect=True, scope="session")
+    if "twins" in metafunc.fixturenames:
+        pairs = [(chosen, f"{chosen}, twin")] if chosen else PAIRS
+        metafunc.parametrize("twins", pairs, indirect=True, scope="session", ids="=".join)
 
 
-@pytest.fixture(scope="session", params=list(ENGINES))
+@pytest.fixture(scope="session")
 def engine(request: pytest.FixtureRequest) -> Subject:
-    return _subject(request.param)
+    return _subject(request.param, request.config)
 
 
-@pytest.fixture(scope="session", params=PAIRS, ids="=".join)
+@pytest.fixture(scope="session")
 def twins(request: pytest.FixtureRequest) -> tuple[Subject, Subject]:
     """Two configurations of an engine that must be indistinguishable from outside."""
     one, other = request.param
-    return _subject(one), _subject(other)
+    return _subject(one, request.config), _subject(other, request.config)
+
+
+def _subject(label: str, config: pytest.Config) -> Subject:
+    chosen = config.getoption("--kdtr-engine")
+    if not chosen:
+        name, options = ENGINES[label]
+        return load_subject(label, name, options)
+    options = engine_options("--kdtr-engine-option", config.getoption("--kdtr-engine-option"))
+    if label == chosen:
+        return load_subject(label, chosen, options)
+    changed = config.getoption("--kdtr-twin-option")
+    if not changed:
+        pytest.skip("two configurations that nobody may tell apart: name one by --kdtr-twin-option")
+    return load_subject(label, chosen, {**options, **engine_options("--kdtr-twin-option", changed)})

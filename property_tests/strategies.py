@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -84,11 +85,8 @@ class SmallModel:
     bias_shift: float = 0.0
 
     def tensors(self) -> dict[str, np.ndarray]:
-        tensors = seed_tensors(self.config, self.seed)
-        return {
-            name: array + np.float32(self.bias_shift) if name.endswith("_bias") else array
-            for name, array in tensors.items()
-        }
+        """The checkpoint, float32; the arrays are shared and cannot be written to."""
+        return dict(_tensors(self))
 
     def __repr__(self) -> str:
         """Only what is not plain: the rest does not matter to the counterexample."""
@@ -105,6 +103,17 @@ class SmallModel:
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """For Hypothesis, which would write out every field of a dataclass."""
         printer.text(repr(self))
+
+
+@lru_cache(maxsize=64)  # an example loads the same model into several engines
+def _tensors(model: SmallModel) -> dict[str, np.ndarray]:
+    tensors = {
+        name: array + np.float32(model.bias_shift) if name.endswith("_bias") else array
+        for name, array in seed_tensors(model.config, model.seed).items()
+    }
+    for array in tensors.values():
+        array.flags.writeable = False
+    return tensors
 
 
 @st.composite

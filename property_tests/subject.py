@@ -21,6 +21,7 @@ from kdtr.conformance.tolerance import row_bound
 from kdtr.contract import STAGE, Array, DraftTree, Engine, LogicalCache, Session, Stage
 from kdtr.property_tests.strategies import MAX_LEN, SmallModel
 from kdtr.property_tests.trees import picture
+from kdtr.property_tests.watch import WatchedModel, WatchedSession, current
 from kdtr.reference import make_engine
 from kdtr.reference.moe import choice_gap
 from kdtr.reference.weights import MoeWeights
@@ -31,10 +32,12 @@ HOST = "kdtr.engine:make_engine"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An engine by name and options, loaded."""
+    """An engine by name and options, loaded; its sessions are watched (`watch.py`)."""
 
     label: str
     engine: Engine
+    name: str = ""
+    options: tuple[tuple[str, Any], ...] = ()
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(self.label)
@@ -45,12 +48,21 @@ class Subject:
         profile = self.engine.info.profile
         return profile.deterministic and profile.batch_invariant
 
-    def open(self, model: SmallModel, *, max_len: int = MAX_LEN) -> Session:
-        return self.engine.load((model.config, model.tensors())).open(max_len=max_len)
+    def load(self, model: SmallModel) -> WatchedModel:
+        """Loaded once in an example: its sessions live in one model, as in production."""
+        example = current()
+        if example is None:
+            loaded = self.engine.load((model.config, model.tensors()))
+        else:
+            loaded = example.model(self.engine, model)
+        return WatchedModel(self.label, self.engine.info.verbs, loaded, model)
+
+    def open(self, model: SmallModel, *, max_len: int = MAX_LEN) -> WatchedSession:
+        return self.load(model).open(max_len=max_len)
 
     def committed(
         self, model: SmallModel, tokens: Sequence[int], *, max_len: int = MAX_LEN
-    ) -> Session:
+    ) -> WatchedSession:
         """A session with these tokens in its cache; none is a session as it opens."""
         session = self.open(model, max_len=max_len)
         if tokens:
@@ -59,7 +71,8 @@ class Subject:
 
 
 def load_subject(label: str, name: str, options: Mapping[str, Any] | None = None) -> Subject:
-    return Subject(label, load_engine(name, options))
+    options = dict(options or {})
+    return Subject(label, load_engine(name, options), name, tuple(options.items()))
 
 
 def causal_rows(session: Session, tokens: Sequence[int]) -> np.ndarray:
@@ -108,8 +121,7 @@ class Judge:
         if not self.subject.exact and any(
             routing_is_thin(self.subject, self.model, history) for history in histories
         ):
-            event("near tie of experts")
-            reject()
+            _excuse("near tie of experts")
         self._fail(
             f"{what}: {difference.summary} at {stage}{list(difference.index)}; expected "
             f"{difference.expected}, got {difference.actual}"
@@ -137,8 +149,7 @@ class Judge:
             choice_is_thin(self.subject, self.model, history, expected, actual)
             or routing_is_thin(self.subject, self.model, history)
         ):
-            event("near tie of tokens")
-            reject()
+            _excuse("near tie of tokens")
         self._fail(f"{what} after {list(history)}: expected token {expected}, got {actual}")
 
     def continuation(
@@ -163,11 +174,24 @@ class Judge:
         profile, config = self.subject.engine.info.profile, self.model.config
         expected = expected.astype(np.float64)
         bound = 2 * row_bound(stage, None, expected, config, profile)
-        return compare_numeric(expected, actual, bound, stage.row_axes).difference
+        comparison = compare_numeric(expected, actual, bound, stage.row_axes)
+        example = current()
+        if example is not None and comparison.headroom is not None:
+            example.saw_error(stage.name, comparison.headroom)
+        return comparison.difference
 
     def _fail(self, text: str) -> NoReturn:
         shown = self.scene()
         raise AssertionError(f"{self.subject.label}: {text}" + (f"\n{shown}" if shown else ""))
+
+
+def _excuse(why: str) -> NoReturn:
+    """End the example: what differs may be a choice that rounding makes."""
+    event(why)
+    example = current()
+    if example is not None:
+        example.excuse = why
+    reject()
 
 
 def different_bits(expected: Array, actual: Array) -> Difference | None:

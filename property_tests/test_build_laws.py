@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import fsum
 
@@ -63,9 +62,8 @@ def all_prefixes(logits: np.ndarray) -> list[Prefix]:
     return sorted(found, key=lambda prefix: (-round(prefix.score() / SAME), prefix.ranks))
 
 
-@cache
 def rooted(engine: Subject) -> Session:
-    """One session for all examples: build changes nothing."""
+    """A session with a root: build needs no more."""
     session = engine.open(MODEL)
     session.set_root(ROOT)
     return session

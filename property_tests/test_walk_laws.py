@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,9 +42,8 @@ def walk(
     return (node,), target
 
 
-@cache
 def opened(engine: Subject) -> Session:
-    """One session for all examples: accept with given targets changes nothing."""
+    """A session: accept with given targets needs no more."""
     return engine.open(MODEL)
 
 
@@ -73,14 +71,15 @@ def test_the_walk_stops_at_a_stop_token_and_at_the_length_limit(
     """ACC-4, ACC-3: the first stop token or the last token allowed becomes the bonus, and the
     round emits accept_len tokens, which end with it."""
     targets = data.draw(targets_of(tree, VOCAB_SIZE), label="targets")
+    session = opened(engine)
 
-    acceptance = opened(engine).accept(tree, targets, limit=limit)
+    acceptance = session.accept(tree, targets, limit=limit)
 
     judge = Judge(engine, MODEL, tree_scene(tree, *acceptance.path))
     most = limit.max_emitted or len(tree) + 1
     path, bonus = walk(tree, targets, 0, most, limit.stop_tokens)
     judge.same("acceptance", Acceptance(path, bonus), acceptance)
-    free = opened(engine).accept(tree, targets, limit=NO_LIMIT)
+    free = session.accept(tree, targets, limit=NO_LIMIT)
     uncut = (*path_tokens(tree, free.path[-1])[1:], free.bonus)
     judge.same("emitted", uncut[: len(path)], emitted(tree, acceptance))
 

@@ -21,6 +21,31 @@ def path_tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(tree.tokens[i] for i in path_to(tree, node))
 
 
+def depth(tree: DraftTree) -> int:
+    """Edges from the root to the deepest node."""
+    depths = [0]
+    for parent in tree.parents[1:]:
+        depths.append(depths[parent] + 1)
+    return max(depths)
+
+
+SHAPES = ("root", "chain", "star", "branched")
+
+
+def shape_class(tree: DraftTree) -> str:
+    """root alone; chain, which hides what takes index for depth; star, all children of the root,
+    which hides what depth alone shows; branched, the rest.
+
+    >>> [shape_class(DraftTree(tuple(range(len(p))), p)) for p in [(-1,), (-1, 0), (-1, 0, 0, 2)]]
+    ['root', 'chain', 'branched']
+    """
+    if len(tree) == 1:
+        return "root"
+    if tree.parents == tuple(range(-1, len(tree) - 1)):
+        return "chain"
+    return "star" if not any(tree.parents[1:]) else "branched"
+
+
 def under_root(tree: DraftTree, root: int) -> DraftTree:
     """The tree with this token at its root."""
     return DraftTree((root, *tree.tokens[1:]), tree.parents)

@@ -16,7 +16,7 @@ from planted_faults import FAULTS, Fault
 
 from kdtr.conformance import Finding, GateResult, GoldenBundle, Verdict
 from kdtr.conformance.case import CasePlan, Planted
-from kdtr.conformance.cli import _option
+from kdtr.conformance.engine_options import engine_option
 from kdtr.conformance.finding import Place
 from kdtr.conformance.gate import _reproduce
 from kdtr.contract import rule
@@ -358,10 +358,10 @@ def test_a_finding_as_a_person_reads_it(kdtr: Callable[..., SimpleNamespace], ti
 
 @pytest.mark.parametrize("value", ["'16'", "16", "host", "(1, 2)", "None", "' a b '"])
 def test_options_survive_the_reproduction_line(value: str) -> None:
-    key, given = _option(f"key={value}")
+    key, given = engine_option("--engine-option", f"key={value}")
     line = _reproduce(Place("b.kdtr", "c", "round", "round0"), "e:f", {key: given})
     words = shlex.split(line)
 
-    again: Any = _option(words[words.index("--engine-option") + 1])
+    again: Any = engine_option("", words[words.index("--engine-option") + 1])
 
     assert ("key", given) == again

@@ -1,0 +1,76 @@
+"""What a failed law says below its traceback: its rules, a golden bundle, how to see it again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from kdtr.contract import KdtrError, rule
+from kdtr.property_tests.failure_case import write_failure
+from kdtr.property_tests.laws import laws
+from kdtr.property_tests.subject import Subject
+from kdtr.property_tests.watch import Example
+
+# Hypothesis adds this note to the exception that it lets through.
+_BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
+
+
+def explain_failure(
+    law: str,
+    example: Example,
+    error: BaseException,
+    subject: Subject | tuple[Subject, Subject] | None,
+    *,
+    directory: str,
+) -> str:
+    """The text of a finding; writes the example as a golden bundle into the directory.
+
+    subject  the engine that broke the law, both of a pair, or None for a law without an engine
+    """
+    lines = [f"law  {law}"]
+    for rule_id in laws()[law].rules:
+        lines.append(f"  {rule_id}  {rule(rule_id)}")
+    engine = subject[0] if isinstance(subject, tuple) else subject
+    if engine is not None:
+        lines.append(_recorded(law, example, engine, Path(directory)))
+    blob = blob_of(error)
+    if blob:
+        lines.append(f"again  {_again(law, blob, subject)}")
+    return "\n".join(lines)
+
+
+def blob_of(error: BaseException) -> str:
+    """The example in Hypothesis' own coding, from the notes of its exception; "" without one."""
+    notes: Iterable[str] = getattr(error, "__notes__", ())
+    found = next((match for note in notes if (match := _BLOB.search(note))), None)
+    return "" if found is None else found[1]
+
+
+def _recorded(law: str, example: Example, engine: Subject, directory: Path) -> str:
+    """Writes the bundle; the line that says where it is, or why there is none."""
+    try:
+        path = write_failure(law, example, directory)
+    except (KdtrError, OSError) as error:
+        return f"bundle  none: {error}"
+    options = "".join(f" --engine-option {key}={value!r}" for key, value in engine.options)
+    return (
+        f"bundle  {path}: the truth about the same trees and paths\n"
+        f"        kdtr gate {shlex.quote(str(path))} --engine {shlex.quote(engine.name)}{options}\n"
+        f"        kdtr adopt {shlex.quote(str(path))} --into DIR"
+    )
+
+
+def _again(law: str, blob: str, subject: Subject | tuple[Subject, Subject] | None) -> str:
+    words = ["pytest", "--pyargs", "kdtr.property_tests", "-k", f"test_{law}"]
+    first, *others = subject if isinstance(subject, tuple) else (subject,)
+    if first is not None:
+        words += ["--kdtr-engine", first.name]
+        for key, value in first.options:
+            words += ["--kdtr-engine-option", f"{key}={value!r}"]
+    for twin in others:
+        assert twin is not None
+        for key, value in twin.options:
+            words += ["--kdtr-twin-option", f"{key}={value!r}"]
+    return shlex.join([*words, "--kdtr-example", blob])

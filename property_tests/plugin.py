@@ -1,0 +1,144 @@
+"""pytest's side of the laws: which engine they run on, what was tried, and how to see it again.
+
+Registered as the pytest plugin `kdtr`, so that `pytest --pyargs kdtr.property_tests
+--kdtr-engine my.pkg:make` works from an installed wheel. Without `--kdtr-engine` the laws run on
+the engines that ship here (`conftest.py`). Nothing heavy is imported before a law is collected:
+every pytest of the environment loads this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kdtr.property_tests.tally import Tally
+    from kdtr.property_tests.watch import Example
+
+_HERE = Path(__file__).resolve().parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("kdtr", "laws of tree-speculative decoding (kdtr.property_tests)")
+    group.addoption(
+        "--kdtr-engine",
+        metavar="NAME",
+        help="run the laws on this engine: package.module:factory, stdio:COMMAND, or a registered "
+        "name such as host",
+    )
+    group.addoption(
+        "--kdtr-engine-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a keyword of its factory, as a Python literal or text; repeat for more",
+    )
+    group.addoption(
+        "--kdtr-twin-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a keyword that gives a second engine which nobody may tell from the first, such as "
+        "page_size=3; repeat for more",
+    )
+    group.addoption(
+        "--kdtr-failures",
+        default="kdtr-failures",
+        metavar="DIR",
+        help="where failed examples are written as golden bundles (default: kdtr-failures)",
+    )
+    group.addoption(
+        "--kdtr-example",
+        metavar="BLOB",
+        help="run the one example that a failure printed, on the law selected with -k",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Laws(config), "kdtr-laws")
+
+
+class Laws:
+    """Watches the laws of one pytest process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._tally: Tally | None = None  # None until a law is collected
+        self._last: dict[str, Example] = {}  # the latest failed example by law
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        ours = [item for item in items if item.path.parent == _HERE and hasattr(item, "function")]
+        blob = self._config.getoption("--kdtr-example")
+        if not ours:
+            return  # and Hypothesis stays unimported
+        from kdtr.property_tests import laws
+        from kdtr.property_tests.tally import Tally
+
+        # pytest may load a module under a name of its own: these are not the functions of laws().
+        functions = {item.function: law_name(item) for item in ours}
+        self._tally = Tally()
+        for function, name in functions.items():
+            laws.watch_examples(name, function, self._take)
+            if blob:
+                laws.only_example(function, blob)
+
+    def _take(self, example: Example) -> None:
+        assert self._tally is not None
+        self._tally.count(example)
+        if example.verdict == "failed":
+            self._last[example.law] = example
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        report = yield
+        if call.when == "call" and report.failed:
+            self._explain(item, call, report)
+        return report
+
+    def _explain(self, item: pytest.Item, call: pytest.CallInfo[None], report: Any) -> None:
+        """Below the traceback: the rules, the bundle, and the line that shows it again."""
+        name = law_name(item)
+        example = self._last.pop(name, None)
+        if example is None or call.excinfo is None:
+            return
+        from kdtr.property_tests.failure import explain_failure
+
+        given: dict[str, Any] = getattr(item, "funcargs", {})
+        text = explain_failure(
+            name,
+            example,
+            call.excinfo.value,
+            given.get("engine", given.get("twins")),
+            directory=self._config.getoption("--kdtr-failures"),
+        )
+        report.sections.append(("kdtr", text))
+
+    # What each process of xdist has tried comes together in the one that reports.
+
+    def pytest_sessionfinish(self) -> None:
+        output = getattr(self._config, "workeroutput", None)
+        if output is not None and self._tally is not None:
+            output["kdtr_tally"] = self._tally.as_dict()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        from kdtr.property_tests.tally import Tally
+
+        counted = getattr(node, "workeroutput", {}).get("kdtr_tally")
+        if counted is not None:
+            self._tally = self._tally or Tally()
+            self._tally.add(Tally.from_dict(counted))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self._tally is None or not self._tally.verdicts:
+            return
+        terminalreporter.section("laws (kdtr.property_tests)")
+        for line in self._tally.lines():
+            terminalreporter.write_line(line)
+
+
+def law_name(item: pytest.Item) -> str:
+    """A law is named like its function, without `test_` and the engine in brackets."""
+    return str(getattr(item, "originalname", item.name)).removeprefix("test_")
