@@ -20,6 +20,7 @@ from kdtr.engine.rotary import (
     inverse_frequencies,
     softmax_scale,
 )
+from kdtr.engine.rounding import rounded
 from kdtr.engine.weights import (
     AttentionWeights,
     LayerWeights,
@@ -37,15 +38,17 @@ _READABLE = tuple(
 )
 
 
-def prepare_weights(model: OpenModel, upload: Upload) -> ModelWeights:
-    """Check names and shapes, then read every tensor once, in float32, and upload it.
+def prepare_weights(model: OpenModel, upload: Upload, dtype: str = "float32") -> ModelWeights:
+    """Check names and shapes, then read every tensor once, rounded to `dtype`, and upload it.
 
+    What is uploaded is float32 that holds only numbers of `dtype`. The router's correction bias
+    is read in float32 whatever the dtype, as DeepSeek's checkpoints store it.
     Raises CheckpointError for missing, extra, misshapen or unreadable tensors, and for numbers
-    that are not finite in float32.
+    that are not finite in what they are rounded to.
     """
     config, stacked = model.config, has_stacked_experts(model.shapes)
     check_tensors(config, model.shapes)
-    reader = _Reader(config, model.tensors, upload, stacked_experts=stacked)
+    reader = _Reader(config, model.tensors, upload, dtype, stacked_experts=stacked)
     return ModelWeights(
         embedding=reader.upload_tensor("model.embed_tokens.weight"),
         layers=tuple(reader.layer(layer) for layer in range(config.num_hidden_layers)),
@@ -65,12 +68,14 @@ class _Reader:
         config: ModelConfig,
         tensors: Mapping[str, np.ndarray],
         upload: Upload,
+        dtype: str,
         *,
         stacked_experts: bool,
     ) -> None:
         self._config = config
         self._tensors = tensors
         self._upload = upload
+        self._dtype = dtype
         self._stacked_experts = stacked_experts
         self._half_split = half_split_order(config)  # [r]
 
@@ -88,10 +93,13 @@ class _Reader:
         )
 
     def upload_tensor(self, name: str) -> Array:
-        return self._upload(self._float32(name))
+        return self._upload(self._weight(name))
 
-    def _float32(self, name: str) -> np.ndarray:
-        """A C-contiguous float32 copy: the source's own buffer may be a view of a file."""
+    def _weight(self, name: str) -> np.ndarray:
+        return self._read(name, self._dtype)
+
+    def _read(self, name: str, dtype: str) -> np.ndarray:
+        """A C-contiguous float32 copy of numbers of `dtype`; the source may be a mapped file."""
         tensor = np.asarray(self._tensors[name])
         if tensor.dtype.name not in _READABLE:
             raise CheckpointError(
@@ -99,23 +107,23 @@ class _Reader:
                 "convert quantised weights first"
             )
         with np.errstate(over="ignore"):  # inf, and refused as what it was
-            copy = np.array(tensor, dtype=np.float32, order="C")
+            copy = rounded(tensor, dtype)
         finite = np.isfinite(copy)
         if not finite.all():
             bad = np.argwhere(~finite)
             at = bad[0].tolist()
             raise CheckpointError(
                 f"{name}{at} = {tensor[tuple(at)]}, one of {len(bad)}; "
-                "expected numbers that are finite in float32"
+                f"expected numbers that are finite in {dtype}"
             )
         return copy
 
     def _attention(self, prefix: str) -> AttentionWeights:
         config = self._config
         h, d, c = config.num_attention_heads, config.qk_nope_head_dim, config.kv_lora_rank
-        kv_b = self._float32(prefix + "kv_b_proj.weight")  # [h (d + v), c]
+        kv_b = self._weight(prefix + "kv_b_proj.weight")  # [h (d + v), c]
         kv_b = kv_b.reshape(h, d + config.v_head_dim, c)  # [h, d + v, c]   nope rows, then value's
-        kv_a = self._float32(prefix + "kv_a_proj_with_mqa.weight")  # [c + r, m]
+        kv_a = self._weight(prefix + "kv_a_proj_with_mqa.weight")  # [c + r, m]
         kv_a = np.concatenate([kv_a[:c], kv_a[c:][self._half_split]])  # [c + r, m]
         return AttentionWeights(
             queries=self._queries(prefix),
@@ -139,13 +147,13 @@ class _Reader:
         """[h (d + r), in]: within each head the rope rows in half-split order."""
         config = self._config
         d = config.qk_nope_head_dim
-        rows = self._float32(name)  # [h (d + r), in]
+        rows = self._weight(name)  # [h (d + r), in]
         heads = rows.reshape(config.num_attention_heads, config.qk_head_dim, -1)  # [h, d + r, in]
         nope, rope = heads[:, :d], heads[:, d:][:, self._half_split]
         return self._upload(np.concatenate([nope, rope], axis=1).reshape(rows.shape))
 
     def _swiglu(self, prefix: str) -> SwiGluWeights:
-        gate_up = [self._float32(f"{prefix}{part}_proj.weight") for part in ("gate", "up")]
+        gate_up = [self._weight(f"{prefix}{part}_proj.weight") for part in ("gate", "up")]
         return SwiGluWeights(
             gate_up=self._upload(np.concatenate(gate_up)),  # [2i, m]
             down=self.upload_tensor(prefix + "down_proj.weight"),  # [m, i]
@@ -155,7 +163,9 @@ class _Reader:
         gate_up, down = self._experts(prefix + "experts.")
         return MoeWeights(
             gate=self.upload_tensor(prefix + "gate.weight"),
-            correction_bias=self.upload_tensor(prefix + "gate.e_score_correction_bias"),
+            correction_bias=self._upload(
+                self._read(prefix + "gate.e_score_correction_bias", "float32")
+            ),
             gate_up=self._upload(gate_up),
             down=self._upload(down),
             shared=(
@@ -166,13 +176,13 @@ class _Reader:
     def _experts(self, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         """gate_up [e, 2i, m] and down [e, m, i], from either spelling."""
         if self._stacked_experts:
-            return self._float32(prefix + "gate_up_proj"), self._float32(prefix + "down_proj")
+            return self._weight(prefix + "gate_up_proj"), self._weight(prefix + "down_proj")
         config = self._config
         e, i, m = config.n_routed_experts, config.moe_intermediate_size, config.hidden_size
         gate_up = np.empty((e, 2 * i, m), np.float32)
         down = np.empty((e, m, i), np.float32)
         for expert in range(e):
-            gate_up[expert, :i] = self._float32(f"{prefix}{expert}.gate_proj.weight")
-            gate_up[expert, i:] = self._float32(f"{prefix}{expert}.up_proj.weight")
-            down[expert] = self._float32(f"{prefix}{expert}.down_proj.weight")
+            gate_up[expert, :i] = self._weight(f"{prefix}{expert}.gate_proj.weight")
+            gate_up[expert, i:] = self._weight(f"{prefix}{expert}.up_proj.weight")
+            down[expert] = self._weight(f"{prefix}{expert}.down_proj.weight")
         return gate_up, down

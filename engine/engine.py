@@ -10,7 +10,6 @@ from kdtr.contract import (
     EngineError,
     EngineInfo,
     ModelSource,
-    NumericProfile,
     UnsupportedError,
 )
 from kdtr.engine.checkpoint_weights import prepare_weights
@@ -19,41 +18,73 @@ from kdtr.engine.forward import Forward
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.kernel_set import KernelSet
 from kdtr.engine.model import TreeModel
+from kdtr.engine.rounded_kernels import RoundedKernels
+from kdtr.engine.rounding import STORAGE_DTYPES
+from kdtr.engine.shuffled_kernels import ShuffledKernels
 from kdtr.kdtr_format import open_model
 
 _NOT_OFFERED = {"verify_batch", "commit_batch"}
 
 
-def make_engine(*, kernels: str = "host", page_size: int = 16, split_size: int = 64) -> TreeEngine:
+def make_engine(
+    *,
+    kernels: str = "host",
+    dtype: str = "float32",
+    summation: str = "blas",
+    summation_seed: int = 0,
+    page_size: int = 16,
+    split_size: int = 64,
+) -> TreeEngine:
     """An engine of this package.
 
-    kernels     "host": NumPy, float32
-    page_size   slots per page of the cache
-    split_size  slots per split of the attention; the result depends on it by rounding only
+    kernels         "host": NumPy
+    dtype           what it stores weights, activations, latents and logits in: "float32", or
+                    "bfloat16" or "float16", emulated (`rounded_kernels.py`); it sums in float32
+    summation       "blas", or "shuffled": the same sums in another order (`shuffled_kernels.py`)
+    summation_seed  which order, when shuffled
+    page_size       slots per page of the cache
+    split_size      slots per split of the attention; the result depends on it by rounding only
     Raises EngineError for an impossible option, UnsupportedError for "cuda".
     """
-    for name, value in (("page_size", page_size), ("split_size", split_size)):
-        if integer(name, value, EngineError) < 1:
-            raise EngineError(f"{name} = {value}; expected at least 1")
-    return TreeEngine(_kernel_set(kernels), page_size=page_size, split_size=split_size)
+    for name, value, least in (
+        ("page_size", page_size, 1),
+        ("split_size", split_size, 1),
+        ("summation_seed", summation_seed, 0),
+    ):
+        if integer(name, value, EngineError) < least:
+            raise EngineError(f"{name} = {value}; expected at least {least}")
+    _one_of("dtype", dtype, STORAGE_DTYPES)
+    _one_of("summation", summation, ("blas", "shuffled"))
+    return TreeEngine(
+        _kernel_set(kernels, dtype, summation, summation_seed),
+        variant=_variant(dtype, summation, summation_seed),
+        page_size=page_size,
+        split_size=split_size,
+    )
 
 
 class TreeEngine:
-    """An `Engine` of the contract over one kernel set."""
+    """An `Engine` of the contract over one kernel set.
 
-    def __init__(self, kernels: KernelSet, *, page_size: int, split_size: int) -> None:
+    variant  how its numbers differ from the plain engine's, in words; shown after the name
+    """
+
+    def __init__(
+        self, kernels: KernelSet, *, variant: str = "", page_size: int, split_size: int
+    ) -> None:
         self._kernels = kernels
+        self._variant = variant
         self._page_size = page_size
         self._split_size = split_size
 
     @property
     def info(self) -> EngineInfo:
-        """Not batch invariant: BLAS chooses its summation order by the number of rows."""
+        """What the kernel set says of its numbers, and what the session offers."""
         return EngineInfo(
-            name="kdtr.engine",
+            name=f"kdtr.engine ({self._variant})" if self._variant else "kdtr.engine",
             version=_version(),
             device=self._kernels.device,
-            profile=NumericProfile(deterministic=True, batch_invariant=False),
+            profile=self._kernels.profile,
             verbs=frozenset(VERBS) - _NOT_OFFERED,
             stages=TRACED,
         )
@@ -66,19 +97,33 @@ class TreeEngine:
     def load(self, source: ModelSource) -> TreeModel:
         """Read, check and prepare the weights, once."""
         opened = open_model(source)
-        weights = prepare_weights(opened, self._kernels.upload)
+        weights = prepare_weights(opened, self._kernels.upload, self._kernels.profile.weights)
         forward = Forward(self._kernels, opened.config, weights, self._split_size)
         return TreeModel(forward, page_size=self._page_size)
 
 
-def _kernel_set(kernels: str) -> KernelSet:
+def _kernel_set(kernels: str, dtype: str, summation: str, summation_seed: int) -> KernelSet:
     if kernels == "host":
-        return HostKernels()
+        float32 = HostKernels() if summation == "blas" else ShuffledKernels(summation_seed)
+        return float32 if dtype == "float32" else RoundedKernels(float32, dtype)
     if kernels == "cuda":
         raise UnsupportedError(
             "kernels = 'cuda': CUDA kernels are not in this version; use kernels = 'host'"
         )
     raise EngineError(f"kernels = {kernels!r}; expected 'host'")
+
+
+def _variant(dtype: str, summation: str, summation_seed: int) -> str:
+    """In words; empty for the defaults."""
+    storage = [] if dtype == "float32" else [dtype]
+    order = [] if summation == "blas" else [f"sums shuffled by seed {summation_seed}"]
+    return ", ".join(storage + order)
+
+
+def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        *others, last = (repr(name) for name in allowed)
+        raise EngineError(f"{option} = {value!r}; expected {', '.join(others)} or {last}")
 
 
 def _version() -> str:

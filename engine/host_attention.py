@@ -80,12 +80,27 @@ def verify_attn(
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
     """q_latent [n, h, c], q_pe [n, h, r] -> out_latent [n, h, c]; scores [n, h, s] or None."""
+    return merge_splits(
+        attend_splits(cache, layer, q_latent, q_pe, visibility, scale, split_size, scores)
+    )
+
+
+def attend_splits(
+    cache: PagedCache,
+    layer: int,
+    q_latent: np.ndarray,
+    q_pe: np.ndarray,
+    visibility: Visibility,
+    scale: float,
+    split_size: int,
+    scores: np.ndarray | None,
+) -> list[Partial]:
+    """q_latent [n, h, c], q_pe [n, h, r] -> every split's contribution, in ascending order."""
     query = np.concatenate([q_latent, q_pe], axis=-1)  # [n, h, c + r], as the cached rows
-    partials = [
-        attend_split(cache, layer, query, visibility, first, last, scale, scores)
-        for first, last in splits(visibility.n_slots, split_size)
+    return [
+        attend_split(cache, layer, query, visibility, first, end, scale, scores)
+        for first, end in splits(visibility.n_slots, split_size)
     ]
-    return merge_splits(partials)
 
 
 def splits(n_slots: int, split_size: int) -> Iterator[tuple[int, int]]:
@@ -128,7 +143,7 @@ def attend_split(
 
 
 def merge_splits(partials: list[Partial]) -> np.ndarray:
-    """The splits' softmax as one, summed in ascending order (NUM-4) -> [n, h, c].
+    """The splits' softmax as one, summed in the order of the list (NUM-4) -> [n, h, c].
 
     Every row sees itself (MASK-1), so the overall maximum is finite and an empty split's weight
     is exp(-inf) = 0.

@@ -1,4 +1,4 @@
-"""Host kernels of the dense part: embedding, norm, linear, SwiGLU. Shapes: `kernel_set.py`."""
+"""Host kernels of the dense part: embedding, norm, linear, gate. Shapes: `kernel_set.py`."""
 
 # NumPy types the operators of a plain ndarray as Any.
 # mypy: disable-error-code="no-any-return"
@@ -29,10 +29,10 @@ def add(residual: np.ndarray, delta: np.ndarray) -> np.ndarray:
     return residual + delta
 
 
-def swiglu(x: np.ndarray, gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """x [n, m], gate_up [2i, m], down [m, i] -> [n, m] (MOE-4)."""
-    gate, up = np.split(linear(x, gate_up), 2, axis=-1)  # [n, i] each
-    return linear(gate * sigmoid(gate) * up, down)
+def silu_mul(gate_up: np.ndarray) -> np.ndarray:
+    """gate_up [n, 2i], gate before up -> silu(gate) * up [n, i], the inside of SwiGLU (MOE-4)."""
+    gate, up = np.split(gate_up, 2, axis=-1)  # [n, i] each
+    return gate * sigmoid(gate) * up
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:

@@ -7,14 +7,21 @@ import os
 
 import numpy as np
 
+from kdtr.contract import NumericProfile
 from kdtr.engine import host_attention, host_best_first, host_dense, host_moe, host_tree
 from kdtr.engine.paging import PagedCache, physical_rows
 
 
 class HostKernels:
-    """Each operation of `KernelSet`, by name, from the file of its subject."""
+    """Each operation of `KernelSet`, by name, from the file of its subject.
+
+    What is made of other operations calls the set's own: a set that changes `linear` changes
+    every expert.
+    """
 
     device = "cpu"
+    # Not batch invariant: BLAS chooses its summation order by the number of rows.
+    profile = NumericProfile(deterministic=True, batch_invariant=False)
 
     @staticmethod
     def upload(host: np.ndarray) -> np.ndarray:
@@ -50,7 +57,7 @@ class HostKernels:
     rms_norm = staticmethod(host_dense.rms_norm)
     linear = staticmethod(host_dense.linear)
     add = staticmethod(host_dense.add)
-    swiglu = staticmethod(host_dense.swiglu)
+    silu_mul = staticmethod(host_dense.silu_mul)
     rotary_angles = staticmethod(host_attention.rotary_angles)
     rotate = staticmethod(host_attention.rotate)
     append_latents = staticmethod(host_attention.append_latents)
@@ -59,10 +66,24 @@ class HostKernels:
     unabsorb_value = staticmethod(host_attention.unabsorb_value)
     router_scores = staticmethod(host_moe.router_scores)
     choose_experts = staticmethod(host_moe.choose_experts)
-    experts = staticmethod(host_moe.experts)
     argmax = staticmethod(host_dense.argmax)
     accept_walk = staticmethod(host_tree.accept_walk)
     commit_rows = staticmethod(host_tree.commit_rows)
+
+    def swiglu(self, x: np.ndarray, gate_up: np.ndarray, down: np.ndarray) -> np.ndarray:
+        """x [n, m], gate_up [2i, m], down [m, i] -> [n, m] (MOE-4)."""
+        return self.linear(self.silu_mul(self.linear(x, gate_up)), down)
+
+    def experts(
+        self,
+        x: np.ndarray,
+        expert_ids: np.ndarray,
+        expert_weights: np.ndarray,
+        gate_up: np.ndarray,
+        down: np.ndarray,
+    ) -> np.ndarray:
+        """x [n, m], expert_ids and expert_weights [n, k] -> [n, m]."""
+        return host_moe.experts(x, expert_ids, expert_weights, gate_up, down, self.swiglu)
 
 
 def _memory_bytes() -> float:

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kdtr.contract import SOFTMAX, ModelConfig
-from kdtr.engine.host_dense import linear, sigmoid, swiglu
+from kdtr.engine.host_dense import linear, sigmoid
+
+Swiglu = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def router_scores(x: np.ndarray, gate: np.ndarray, scoring_func: str) -> np.ndarray:
@@ -46,8 +50,11 @@ def experts(
     expert_weights: np.ndarray,
     gate_up: np.ndarray,
     down: np.ndarray,
+    swiglu: Swiglu,
 ) -> np.ndarray:
     """x [n, m], expert_ids and expert_weights [n, k], gate_up [e, 2i, m], down [e, m, i] -> [n, m].
+
+    swiglu  of the kernel set: x, one expert's gate_up and down -> [n, m]
 
     Experts ascend, so a row adds its own in the order of expert_ids whatever the other rows chose.
     """

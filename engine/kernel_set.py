@@ -10,8 +10,9 @@ what a captured graph reads from a buffer that the set updates before each repla
 
 Letters: n rows (nodes of a tree, tokens of a prefill), s slots 0..L+n-1, h heads, d nope, r rope,
 c latent, v value, m hidden, w vocabulary, i inner width of an MLP, e experts, k chosen experts,
-l layers. Floats are float32 and integers int64 on the host; another set declares its own in the
-engine's profile. Operands may be strided views; a launcher that cannot take one copies it.
+l layers. Floats are float32 and integers int64 on the host, and hold only numbers of the dtypes
+that the set's profile declares. Operands may be strided views; a launcher that cannot take one
+copies it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from kdtr.contract import Array, ModelConfig
+from kdtr.contract import Array, ModelConfig, NumericProfile
 
 if TYPE_CHECKING:
     from kdtr.engine.paging import PagedCache
@@ -66,6 +67,11 @@ class KernelSet(Protocol):
     @property
     def device(self) -> str:
         """Where it computes, in words."""
+        ...
+
+    @property
+    def profile(self) -> NumericProfile:
+        """The precisions it stores and sums in, and what it repeats bit for bit (NUM-3, NUM-4)."""
         ...
 
     # Memory

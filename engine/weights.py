@@ -1,5 +1,8 @@
 """A model's weights as the kernels want them: absorbed, stacked, float32, where they compute.
 
+Under a lower precision they are float32 arrays of its numbers; the correction bias and the last
+three of `ModelWeights` are exempt (`rounded_kernels.py`).
+
 Letters beyond those of the kernel set: q q_lora_rank, i an MLP's inner width, e routed experts.
 Linear weights are [out, in], as in the checkpoint.
 """

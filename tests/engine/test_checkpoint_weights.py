@@ -15,8 +15,8 @@ Tensors = dict[str, np.ndarray]
 ATTENTION = "model.layers.1.self_attn."
 
 
-def prepare(config: ModelConfig, tensors: Tensors) -> ModelWeights:
-    return prepare_weights(open_model((config, tensors)), np.array)
+def prepare(config: ModelConfig, tensors: Tensors, dtype: str = "float32") -> ModelWeights:
+    return prepare_weights(open_model((config, tensors)), np.array, dtype)
 
 
 def per_expert(tensors: Tensors) -> Tensors:
@@ -91,6 +91,41 @@ def test_every_readable_dtype_becomes_float32(
     assert np.float32 == weights.embedding.dtype
     embedding = stored["model.embed_tokens.weight"].astype(np.float32)
     assert np.array_equal(embedding, weights.embedding)
+
+
+def test_weights_are_rounded_to_the_storage_dtype(
+    small: ModelConfig, small_weights: Tensors
+) -> None:
+    weights = prepare(small, small_weights, "bfloat16")
+
+    head = small_weights["lm_head.weight"].astype(ml_dtypes.bfloat16)
+    assert np.float32 == weights.lm_head.dtype
+    assert np.array_equal(head.astype(np.float32), weights.lm_head)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_correction_bias_stays_float32(
+    small: ModelConfig, small_weights: Tensors, dtype: str
+) -> None:
+    moe = prepare(small, small_weights, dtype).layers[1].mlp
+
+    assert isinstance(moe, MoeWeights)
+    bias = small_weights["model.layers.1.mlp.gate.e_score_correction_bias"]
+    assert np.array_equal(bias, moe.correction_bias)
+
+
+def test_a_weight_beyond_float16_is_refused_by_element(
+    small: ModelConfig, small_weights: Tensors
+) -> None:
+    tensor = small_weights["lm_head.weight"].copy()
+    tensor[2, 1] = 65520
+
+    with pytest.raises(CheckpointError) as refusal:
+        prepare(small, {**small_weights, "lm_head.weight": tensor}, "float16")
+
+    assert (
+        "lm_head.weight[2, 1] = 65520.0, one of 1; expected numbers that are finite in float16"
+    ) == str(refusal.value)
 
 
 def test_quantised_weights_are_refused_by_name(small: ModelConfig, small_weights: Tensors) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kdtr.contract import ModelConfig
-from kdtr.engine.host_dense import swiglu
+from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.host_moe import choose_experts, experts, router_scores
 
 U = 2.0**-24
@@ -103,7 +103,8 @@ def test_experts_add_up_their_own_rows() -> None:
     ids = np.array([[0, 4], [1, 4], [2, 3]])
     weights = rng.random((3, 2)).astype(np.float32)
 
-    out = experts(x, ids, weights, gate_up, down)
+    swiglu = HostKernels().swiglu
+    out = experts(x, ids, weights, gate_up, down, swiglu)
 
     for i in range(3):
         terms = [

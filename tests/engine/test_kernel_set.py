@@ -7,6 +7,10 @@ import pytest
 
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.kernel_set import KernelSet, Visibility
+from kdtr.engine.rounded_kernels import RoundedKernels
+from kdtr.engine.shuffled_kernels import ShuffledKernels
+
+HOST_SETS = (HostKernels(), ShuffledKernels(0), RoundedKernels(HostKernels(), "bfloat16"))
 
 OPERATIONS = sorted(
     name for name, member in vars(KernelSet).items() if callable(member) and name[0] != "_"
@@ -18,9 +22,10 @@ def arguments(operation: object) -> list[Parameter]:
     return [p.replace(annotation=Parameter.empty) for p in parameters if p.name != "self"]
 
 
+@pytest.mark.parametrize("kernels", HOST_SETS, ids=lambda kernels: type(kernels).__name__)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_host_twin_has_the_same_arguments(name: str) -> None:
-    assert arguments(getattr(KernelSet, name)) == arguments(getattr(HostKernels(), name))
+def test_the_host_twins_have_the_same_arguments(name: str, kernels: HostKernels) -> None:
+    assert arguments(getattr(KernelSet, name)) == arguments(getattr(kernels, name))
 
 
 def test_what_crosses_to_and_from_the_device_is_a_copy() -> None:
