@@ -44,7 +44,19 @@ class Drafted:
 STAGES = "stages"  # every stage, float64
 DECISIONS = "decisions"  # integers, and the numbers that decide: logits and router scores
 
-RoundPlan = Planted | Drafted | DraftTree
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundInput:
+    """One round as an engine is asked to do it: the tree, and what it may be built from."""
+
+    tree: DraftTree
+    draft_logits: np.ndarray | None = None
+    budget: int | None = None
+    limit: EmitLimit = NO_LIMIT
+
+
+# RoundInput: a round that was recorded before, tokens, drafts and limit as they are.
+RoundPlan = Planted | Drafted | DraftTree | RoundInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +97,6 @@ class CasePlan:
             raise CaseError(f"case {self.alias}: a prompt chunk is empty; expected token ids")
         if not self.rounds:
             raise CaseError(f"case {self.alias} has no rounds; expected at least one")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundInput:
-    """One round as an engine is asked to do it: the tree, and what it may be built from."""
-
-    tree: DraftTree
-    draft_logits: np.ndarray | None = None
-    budget: int | None = None
-    limit: EmitLimit = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

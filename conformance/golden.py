@@ -203,12 +203,14 @@ class _Run:
     def _input(self, where: str, plan: RoundPlan) -> RoundInput:
         """The round's tree; where tokens are ours to choose, so that every row is clear."""
         if isinstance(plan, DraftTree):
-            if plan.tokens[0] != self.session.root:
+            plan = RoundInput(plan)
+        if isinstance(plan, RoundInput):
+            if plan.tree.tokens[0] != self.session.root:
                 raise CaseError(
-                    f"{where}: the tree's root is token {plan.tokens[0]}, the model's is "
+                    f"{where}: the tree's root is token {plan.tree.tokens[0]}, the model's is "
                     f"{self.session.root}; give that one, or plant the tree by parents and path"
                 )
-            return RoundInput(plan)
+            return plan
         best: RoundInput | None = None
         most = -1
         for salt in range(_SALTS):
@@ -279,15 +281,19 @@ def _accept_len(plan: RoundPlan) -> int:
     """Tokens that the round can emit at most."""
     if isinstance(plan, Planted):
         return len(plan.path)
-    return len(plan.ranks) + 1 if isinstance(plan, Drafted) else len(plan)
+    return len(plan.ranks) + 1 if isinstance(plan, Drafted) else _rows(plan)
+
+
+def _rows(plan: RoundPlan) -> int:
+    """Nodes of the round's tree, at most."""
+    if isinstance(plan, Drafted):
+        return plan.budget + 1
+    return len(plan.tree if isinstance(plan, RoundInput) else plan.parents)
 
 
 def _slots(config: ModelConfig, plan: CasePlan) -> int:
     """Slots that the case may need: a round's tree has room, whatever the rounds before accept."""
-    rows = sum(
-        round_plan.budget + 1 if isinstance(round_plan, Drafted) else len(round_plan.parents)
-        for round_plan in plan.rounds
-    )
+    rows = sum(_rows(round_plan) for round_plan in plan.rounds)
     if _prompt_len(plan) + rows > config.max_position_embeddings:
         raise CaseError(
             f"case {plan.alias} may need {_prompt_len(plan) + rows} slots; expected at most "

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from kdtr.conformance.corpus_models import CorpusModel, corpus_models, corpus_plans
 from kdtr.conformance.golden import record_bundle
+from kdtr.conformance.golden_again import adopted_bundles, record_again
 from kdtr.conformance.seed_model import SeedModel
 from kdtr.conformance.tiny_corpus import TINY_SEED, tiny_plans
 from kdtr.contract import BundleError, ModelConfig
@@ -29,19 +31,24 @@ def record_tiny(path: Path, progress: Progress = lambda _: None) -> str:
     return record_bundle(path, about, TINY.config, TINY.tensors(), tiny_plans(), progress)
 
 
-def record_corpus(directory: Path, progress: Progress = lambda _: None) -> dict[str, str]:
+def record_corpus(
+    directory: Path, progress: Progress = lambda _: None, *, adopted_from: Path | None = None
+) -> dict[str, str]:
     """Record every bundle into the directory, and SHA256SUMS beside them; returns the sums.
 
+    adopted_from  where the adopted bundles are, which hold their own questions; else `directory`
     SHA256SUMS also holds the sum of tiny.kdtr, which is not kept there.
     """
     sums = {}
+    for path in adopted_bundles(adopted_from or directory):
+        progress(path.stem)
+        sums[path.name] = record_again(path, directory / path.name)
     for entry in corpus_models():
         name = f"{entry.model.name}.kdtr"
         sums[name] = _record(directory / name, entry, progress)
     with tempfile.TemporaryDirectory() as scratch:
         sums["tiny.kdtr"] = record_tiny(Path(scratch) / "tiny.kdtr", progress)
-    lines = [f"{sums[name]}  {name}\n" for name in sorted(sums)]
-    (directory / SUMS).write_text("".join(lines), encoding="ascii")
+    write_sums(directory, sums)
     return sums
 
 
@@ -49,7 +56,7 @@ def check_corpus(directory: Path, progress: Progress = lambda _: None) -> list[s
     """Record the corpus anew and compare with the directory; returns what differs, in words."""
     committed = read_sums(directory)
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = record_corpus(Path(scratch), progress)
+        fresh = record_corpus(Path(scratch), progress, adopted_from=directory)
         return list(_differences(directory, committed, Path(scratch), fresh))
 
 
@@ -97,6 +104,14 @@ def read_sums(directory: Path) -> dict[str, str]:
         digest, _, name = line.partition("  ")
         sums[name] = digest
     return sums
+
+
+def write_sums(directory: Path, sums: Mapping[str, str]) -> None:
+    """SHA256SUMS, as sha256sum writes it; replaced whole."""
+    lines = [f"{sums[name]}  {name}\n" for name in sorted(sums)]
+    scratch = directory / f"{SUMS}.{os.getpid()}"
+    scratch.write_text("".join(lines), encoding="ascii")
+    scratch.replace(directory / SUMS)
 
 
 def _first_difference(kept: Path, fresh: Path) -> str:
