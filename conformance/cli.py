@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kdtr.conformance.engine_loader import load_engine
 from kdtr.conformance.engine_options import engine_options
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
+from kdtr.conformance.golden_adopt import add_adopt_arguments, adopt_command
 from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
@@ -37,6 +38,7 @@ from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
 from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
+VERBS = "kdtr.verbs"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.set_defaults(command=_golden_check)
     check.add_argument("directory", metavar="DIR", help="the corpus, with its SHA256SUMS")
+    adopt = verbs.add_parser("adopt", help="add a failed example to a corpus")
+    adopt.set_defaults(command=_adopt)
+    add_adopt_arguments(adopt)
     inspect = verbs.add_parser("inspect", help="show a bundle: model, cases, trees, tensors")
     inspect.set_defaults(command=lambda args: inspect_command(args, _console()))
     add_inspect_arguments(inspect)
@@ -141,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     server.set_defaults(command=_serve)
     add_serve_arguments(server)
+    # Verbs of rooms that this one may not import: each is a function that adds its parser.
+    for point in sorted(entry_points(group=VERBS), key=lambda point: point.name):
+        point.load()(verbs)
     return parser
 
 
@@ -214,6 +222,12 @@ def _golden_check(args: argparse.Namespace) -> int:
     verdict = "same bytes everywhere" if agreed else "FAILED"
     print(f"golden-check: {verdict}, in {time.perf_counter() - start:.0f} s")
     return PASSED if agreed else FAILED
+
+
+def _adopt(args: argparse.Namespace) -> int:
+    for line in adopt_command(args):
+        print(line)
+    return PASSED
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -1,4 +1,8 @@
-"""Loading an engine by name: `package.module:factory`, or an entry point of `kdtr.engines`."""
+"""Loading an engine by name.
+
+`package.module:factory`, an entry point of the group `kdtr.engines`, or `stdio:COMMAND`: another
+process that speaks the stdio protocol (docs/stdio-protocol.md).
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,31 @@ from pathlib import Path
 from typing import Any
 
 from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.stdio_engine import make_stdio_engine
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import TRACED, VERBS, Engine, EngineError, EngineInfo, KdtrError, NumericProfile
 
 ENTRY_POINTS = "kdtr.engines"
+STDIO = "stdio:"
 
 
 def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     """Import the factory, call it with the options, and hold what it returns to the interface.
 
+    With `stdio:COMMAND` the process is started, and `timeout_s` is the one option.
+
     Raises EngineError saying which of these failed and how.
     """
-    factory = _factory(name)
     options = dict(options or {})
+    if name.startswith(STDIO):
+        process = make_stdio_engine(name.removeprefix(STDIO), options)
+        try:
+            _check_engine(name, process)
+        except BaseException:
+            process.close()
+            raise
+        return process
+    factory = _factory(name)
     _check_options(name, factory, options)
     try:
         engine = factory(**options)

@@ -18,6 +18,7 @@ from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import (
     Acceptance,
     DraftTree,
+    EngineError,
     EngineInfo,
     KdtrError,
     LogicalCache,
@@ -116,6 +117,8 @@ class _Script:
         before = self.state(session)
         try:
             call()
+        except EngineError as error:  # what went wrong in it, not what it refuses
+            return f"raised {told(error)}; expected the refusal of a caller's mistake"
         except KdtrError:
             return self.changed(session, before)
         except RAISED as error:

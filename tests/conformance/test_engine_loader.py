@@ -151,8 +151,8 @@ def test_a_factory_that_raises(
 
 def test_an_option_that_the_factory_does_not_know() -> None:
     assert (
-        "engine host: the factory has no option paeg_size; expected some of kernels, page_size, "
-        "split_size"
+        "engine host: the factory has no option paeg_size; expected some of kernels, dtype, "
+        "summation, summation_seed, page_size, split_size"
     ) == refusal("host", paeg_size=3)
 
 
@@ -248,3 +248,23 @@ def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
     assert (
         "engine broken: loading no.such:make raised ModuleNotFoundError: No module named 'no'"
     ) == refusal("broken")
+
+
+def test_a_command_takes_the_client_s_option_alone() -> None:
+    assert (
+        "engine stdio:true: the client has no option page_size; expected timeout_s, or the "
+        "engine's own options within the command"
+    ) == refusal("stdio:true", page_size=3, timeout_s=3)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, True, "3", float("nan"), float("inf"), None])
+def test_a_time_that_is_none(timeout_s: object) -> None:
+    assert (f"timeout_s = {timeout_s!r}; expected a number of seconds above 0") == refusal(
+        "stdio:true", timeout_s=timeout_s
+    )
+
+
+def test_a_command_that_ends_at_once() -> None:
+    assert refusal("stdio:true").startswith(
+        "engine stdio:true: hello(): the engine exited with code 0 before it re"
+    )
