@@ -47,6 +47,10 @@ class Expectation:
         name = f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
         return self._weights[name].astype(np.float64)
 
+    def weight(self, name: str) -> np.ndarray:
+        """A tensor of the model, float64. Raises KeyError where the model has none of the name."""
+        return self._weights[name].astype(np.float64)
+
     def expert_gap(self, layer: int) -> np.ndarray:
         """How far each row [n] is from another choice of experts (NUM-2)."""
         return self._tensors[self._prefix + stage_name(EXPERT_GAP, layer)]

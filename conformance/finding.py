@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.contract import rule
 
 
@@ -15,6 +16,7 @@ class Verdict(Enum):
 
     PASS = "pass"
     NEAR_TIE = "near tie"  # a decision thinner than the bounds: not a failure, with its gap
+    BLOCKED = "blocked"  # it takes for granted what an earlier check found wrong
     UNSUPPORTED = "unsupported"  # the engine lacks the verb: not passed, not failed
     FAIL = "fail"
     ERROR = "error"  # the engine raised, or answered with something that is not an answer
@@ -42,6 +44,7 @@ class Finding:
     summary    what differs
     expected   and actual: the values there, as text
     rules      ids that a difference first seen here breaks
+    looks_like why it may look so, the best explanation first
     next_step  what to show next, where the engine shows too little to tell the cause
     reproduce  the command that shows this finding alone
     n_rows     rows fed to the engine up to there: findings are told in this order
@@ -55,6 +58,7 @@ class Finding:
     expected: str = ""
     actual: str = ""
     rules: tuple[str, ...] = ()
+    looks_like: tuple[Hint, ...] = ()
     next_step: str = ""
     reproduce: str = ""
     n_rows: int = 0
@@ -77,6 +81,8 @@ class Finding:
         again = [rule_id for rule_id in self.rules if rule_id in above]
         if again:
             text += _entry("breaks" if again == [*self.rules] else "also", ", ".join(again), width)
+        for hint in self.looks_like:
+            text += _entry("looks like", str(hint), width)
         if self.next_step:
             text += _entry("next", self.next_step, width)
         if self.reproduce:
@@ -102,6 +108,7 @@ class CaseResult:
     """One case in one mode: the verdict, and how much was compared.
 
     headroom   the largest error seen, as a fraction of its bound; None: nothing numeric compared
+    excused_rows  rows that a near tie of experts moved, and that were not judged from there on
     unshown    stages that the engine does not show: unsupported, never passed
     blocked    points not reached, because of the first finding
     """
@@ -115,6 +122,7 @@ class CaseResult:
     rows: int = 0
     headroom: float | None = None
     blocked: int = 0
+    excused_rows: int = 0
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
 

@@ -15,6 +15,7 @@ from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
+from kdtr.conformance.noise_floor import NoiseFloor
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.contract import CaseError, Engine
@@ -116,16 +117,20 @@ def _judge_bundle(
         text = f"load() returned a {type(model).__name__} without open(); expected a model"
         gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
         return
+    floor = NoiseFloor.of_bundle(bundle, info.profile)
     for case in bundle.cases:
         if not selection.takes(case.inputs):
             continue
+        noise = floor.case(case)
         for mode in _modes(selection):
             if not mode.applies(case.inputs):
                 continue
             if not mode.traces and not info.stages:  # every mode runs it as it ships
                 continue
             progress(f"{case.inputs.alias} / {mode.name}")
-            result = judge_case(name, model, info, bundle.config, case, mode, selection.until)
+            result = judge_case(
+                name, model, info, bundle.config, case, noise, mode, selection.until
+            )
             result.findings = [placed(finding, info, case) for finding in result.findings]
             gate.results.append(result)
     script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)

@@ -15,13 +15,17 @@ from kdtr.conformance.compare import (
     compare_numeric,
     coordinates,
 )
+from kdtr.conformance.diagnosis import diagnose
+from kdtr.conformance.diagnosis_scene import Hint, Key, Scene
 from kdtr.conformance.drive import Driver, Mode, Pin
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.near_tie import Decisions, unseen_choice
+from kdtr.conformance.near_tie import Decisions, thin_choices
+from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
-from kdtr.conformance.tolerance import row_bound
+from kdtr.conformance.taint import Taint
 from kdtr.contract import (
+    NO_LIMIT,
     Acceptance,
     EngineError,
     EngineInfo,
@@ -41,11 +45,13 @@ def judge_case(
     info: EngineInfo,
     config: ModelConfig,
     case: GoldenCase,
+    noise: CaseNoise,
     mode: Mode,
     until: str | None = None,
 ) -> CaseResult:
     """Drive a session of `model` through the case and compare all that it shows.
 
+    noise  what rounding alone may do to the case at the engine's profile
     until  the last point to run, for example "round2"; None: all
     The first divergence ends the case: what follows it is consequence, counted as blocked.
     """
@@ -60,7 +66,7 @@ def judge_case(
     points = case.inputs.points()
     if until is not None and until in points:
         points = points[: points.index(until) + 1]
-    judge = _CaseJudge(result, info, config, case, mode)
+    judge = _CaseJudge(result, info, config, case, noise, mode)
     try:
         session = model.open(max_len=case.inputs.max_len)
     except RAISED as error:
@@ -92,14 +98,18 @@ class _CaseJudge:
         info: EngineInfo,
         config: ModelConfig,
         case: GoldenCase,
+        noise: CaseNoise,
         mode: Mode,
     ) -> None:
         self._result = result
         self._info = info
         self._config = config
         self._case = case
+        self._noise = noise
         self._mode = mode
-        self._unseen: str | None = None  # a thin choice of experts that was not shown
+        self._why = ""  # of the thin choice that was suspected last
+        self._unseen = ""  # the thin choice of experts that was not shown, once it is committed
+        self._before: dict[Key, np.ndarray] = {}  # what was seen at the point before
 
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
@@ -144,31 +154,94 @@ class _CaseJudge:
         """Stage by stage; whether the case goes on. A near tie hides what depends on it."""
         hidden_by_tie: set[Source] = set()
         seen.sort_experts()
-        if not any(name == "expert_ids" for name, _ in seen.arrays):
-            self._unseen = self._unseen or unseen_choice(
-                expectation, self._config, self._info.profile
-            )
+        taint = self._taint(expectation)
         for stage, layer in stage_order(self._config.num_hidden_layers):
+            taint.enter(layer)
+            if stage.name == "expert_ids" and (stage.name, layer) not in seen.arrays:
+                self._suspect(point, expectation, layer, taint)
             expected = _expected(expectation, stage, layer)
             if expected is None or self._mode.hides(stage) or stage.source in hidden_by_tie:
+                continue
+            if stage.source in _DOWNSTREAM and taint.commits_moved and not self._mode.pinned:
                 continue
             actual = seen.arrays.get((stage.name, layer))
             if actual is None:
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue
-            finding = self._compare_stage(point, expectation, stage, layer, expected, actual, seen)
+            finding = self._compare_stage(
+                point, expectation, stage, layer, expected, actual, seen, taint
+            )
             if finding is None:
                 continue
+            if finding.verdict is Verdict.FAIL:
+                judged = taint.judged(stage, expected, actual, suspects=False)
+                scene = self._scene(
+                    point, expectation, stage, layer, actual if judged is None else judged, seen
+                )
+                finding = replace(finding, looks_like=_hints(scene))
             self._add(finding)
             if finding.verdict is not Verdict.NEAR_TIE:
                 return False
-            if stage.source is Source.LAYER:  # other experts: all that follows may differ
-                return False
+            if stage.source in (Source.LAYER, Source.FORWARD):
+                continue  # other experts: what follows from them is left out, row by row
             hidden_by_tie.add(Source.WALK)
             if not self._pins(point):
                 return False
-        return True
+        self._result.excused_rows += int(taint.moved.sum())
+        self._before = seen.arrays
+        return not taint.commits_moved
+
+    def _scene(
+        self,
+        point: str,
+        expectation: Expectation,
+        stage: Stage,
+        layer: int | None,
+        actual: np.ndarray,
+        seen: Observation,
+    ) -> Scene:
+        """The divergence as a diagnosis looks at it."""
+        expected = _expected(expectation, stage, layer)
+        assert expected is not None
+        inputs = self._case.inputs
+        points = inputs.points()
+        i = points.index(point) - len(inputs.chunks)
+        return Scene(
+            stage,
+            layer,
+            expected,
+            actual,
+            expectation,
+            self._config,
+            None if stage.exact else self._noise.point(point).bound(stage, layer, expected),
+            tuple(self._case.expectation(one) for one in points[: points.index(point)]),
+            seen.arrays,
+            self._before,
+            inputs.rounds[i].limit if i >= 0 else NO_LIMIT,
+        )
+
+    def _taint(self, expectation: Expectation) -> Taint:
+        mask = expectation.get("mask")
+        assert mask is not None
+        taint = Taint(mask, expectation.get("path"))
+        if self._unseen:
+            taint.suspect(np.ones(len(mask), dtype=bool))
+        return taint
+
+    def _suspect(
+        self, point: str, expectation: Expectation, layer: int | None, taint: Taint
+    ) -> None:
+        """The engine does not show this layer's choice: where it is thin, it may be another."""
+        assert layer is not None
+        if expectation.get("router_scores", layer) is None:
+            return
+        thin, why = thin_choices(expectation, layer, self._noise.point(point))
+        if thin.any():
+            taint.suspect(thin)
+            self._why = why
+            if taint.commits_suspect:
+                self._unseen = why
 
     def _compare_stage(
         self,
@@ -179,28 +252,61 @@ class _CaseJudge:
         expected: np.ndarray,
         actual: np.ndarray,
         seen: Observation,
+        taint: Taint,
     ) -> Finding | None:
+        """The stage's first difference: of the rows that are firm, then of the suspects."""
         difference = compare_form(stage, expected, actual)
         if difference is not None:
             where = "" if layer is None else f"layer {layer}"
-        else:
-            comparison = self._compare_values(stage, layer, expected, actual)
-            difference = comparison.difference
-            if difference is None:
-                return None
-            parents = expectation.get("parents")
-            nodes = None if parents is None else tuple(int(p) for p in parents)
-            where = coordinates(stage, layer, difference.index, nodes)
+            return self._finding(point, stage, difference, where)
+        judged = taint.judged(stage, expected, actual, suspects=False)
+        if judged is not None:
+            difference = self._compare_values(point, stage, layer, expected, judged).difference
+            if difference is not None:
+                where = self._where(expectation, stage, layer, difference)
+                finding = self._finding(point, stage, difference, where)
+                tie = self._near_tie(point, expectation, stage, layer, expected, judged, seen)
+                if tie is None:
+                    return finding
+                if stage.name == "expert_ids":
+                    taint.choose((expected != judged).any(axis=1))
+                return replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
+        suspects = taint.judged(stage, expected, actual, suspects=True)
+        if suspects is None:
+            return None
+        difference = self._compare_values(point, stage, layer, expected, suspects).difference
+        if difference is None:
+            return None
+        where = self._where(expectation, stage, layer, difference)
+        taint.give_up()
         finding = self._finding(point, stage, difference, where)
-        if self._unseen and (stage.source in _DOWNSTREAM or stage.name == "logits"):
-            return replace(finding, verdict=Verdict.NEAR_TIE, summary=self._unseen)
+        return replace(finding, verdict=Verdict.NEAR_TIE, summary=self._why)
+
+    def _where(
+        self, expectation: Expectation, stage: Stage, layer: int | None, difference: Difference
+    ) -> str:
+        parents = expectation.get("parents")
+        nodes = None if parents is None else tuple(int(p) for p in parents)
+        return coordinates(stage, layer, difference.index, nodes)
+
+    def _near_tie(
+        self,
+        point: str,
+        expectation: Expectation,
+        stage: Stage,
+        layer: int | None,
+        expected: np.ndarray,
+        actual: np.ndarray,
+        seen: Observation,
+    ) -> str | None:
         if actual.dtype.kind not in "iu" or actual.ndim != expected.ndim:
-            return finding
+            return None
         bonus = seen.arrays.get(("bonus", None))
         decisions = Decisions(
             expectation,
             self._config,
             self._info.profile,
+            self._noise.point(point),
             logits=seen.arrays.get(("logits", None)),
             bonus=None if bonus is None else int(bonus),
             router_scores={
@@ -209,16 +315,20 @@ class _CaseJudge:
                 if name == "router_scores" and at is not None
             },
         )
-        tie = decisions.near_tie(stage, layer, expected, actual)
-        return finding if tie is None else replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
+        return decisions.near_tie(stage, layer, expected, actual)
 
     def _compare_values(
-        self, stage: Stage, layer: int | None, expected: np.ndarray, actual: np.ndarray
+        self,
+        point: str,
+        stage: Stage,
+        layer: int | None,
+        expected: np.ndarray,
+        actual: np.ndarray,
     ) -> Comparison:
         if stage.exact:
             comparison = compare_exact(expected, actual)
         else:
-            bound = row_bound(stage, layer, expected, self._config, self._info.profile)
+            bound = self._noise.point(point).bound(stage, layer, expected)
             comparison = compare_numeric(expected, actual, bound, stage.row_axes)
         self._count(stage, expected, comparison)
         return comparison
@@ -266,6 +376,14 @@ class _CaseJudge:
         self._result.findings.append(finding)
         weight = list(Verdict).index
         self._result.verdict = max(self._result.verdict, finding.verdict, key=weight)
+
+
+def _hints(scene: Scene) -> tuple[Hint, ...]:
+    """A diagnosis is a help, and never in the way of the finding itself."""
+    try:
+        return diagnose(scene)
+    except RAISED as error:
+        return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)
 
 
 def _expected(expectation: Expectation, stage: Stage, layer: int | None) -> np.ndarray | None:

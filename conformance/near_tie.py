@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
-from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound
+from kdtr.conformance.noise_floor import PointNoise
+from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
 
 
@@ -16,12 +17,14 @@ from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
 class Decisions:
     """What is needed to tell a near tie from a wrong decision at one point of a case.
 
+    noise   what rounding alone may do there
     logits [n, w], bonus and router_scores [n, e] by layer: the engine's own, where it shows them
     """
 
     expectation: Expectation
     config: ModelConfig
     profile: NumericProfile
+    noise: PointNoise
     logits: np.ndarray | None = None
     bonus: int | None = None
     router_scores: Mapping[int, np.ndarray] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Decisions:
 
     def _tokens(self, expected: np.ndarray, actual: np.ndarray) -> str | None:
         logits = self._true_logits()
-        allowed = 2 * row_bound(STAGE["logits"], None, logits, self.config, self.profile)[:, 0]
+        allowed = 2 * self.noise.bound(STAGE["logits"], None, logits)[:, 0]
         rows = np.flatnonzero(expected != actual)
         in_range = (actual[rows] >= 0) & (actual[rows] < self.config.vocab_size)
         if not in_range.all():
@@ -103,7 +106,7 @@ class Decisions:
         """Legal if the router would choose so with every score moved its bound in favour of it."""
         scores = self.expectation.get("router_scores", layer)
         assert scores is not None
-        bound = row_bound(STAGE["router_scores"], layer, scores, self.config, self.profile)
+        bound = self.noise.bound(STAGE["router_scores"], layer, scores)
         rows = np.flatnonzero((expected != actual).any(axis=1))
         if actual.min() < 0 or actual.max() >= self.config.n_routed_experts:
             return None
@@ -132,27 +135,25 @@ class Decisions:
         return own + self.expectation.router_bias(layer).astype(own.dtype)
 
 
-def unseen_choice(
-    expectation: Expectation, config: ModelConfig, profile: NumericProfile
-) -> str | None:
-    """The thinnest choice of experts at a point, where it may fall either way; else None.
+def thin_choices(
+    expectation: Expectation, layer: int, noise: PointNoise
+) -> tuple[np.ndarray, str]:
+    """Rows [n] bool whose choice of experts may fall either way, and the thinnest in words.
 
     For engines that do not show their choice: whatever follows from it may differ too.
     """
-    for layer in range(config.num_hidden_layers):
-        scores = expectation.get("router_scores", layer)
-        if scores is None:
-            continue
-        bound = row_bound(STAGE["router_scores"], layer, scores, config, profile)[:, 0]
-        gap = expectation.expert_gap(layer)
-        thin = np.flatnonzero(gap <= bound)
-        if len(thin):
-            row = thin[0]
-            return (
-                f"an expert choice that the engine does not show hangs on {gap[row]:.2g} in layer "
-                f"{layer}, row {row}, less than {bound[row]:.2g}"
-            )
-    return None
+    scores = expectation.get("router_scores", layer)
+    assert scores is not None
+    bound = noise.bound(STAGE["router_scores"], layer, scores)[:, 0]
+    gap = expectation.expert_gap(layer)
+    thin = gap <= bound
+    if not thin.any():
+        return thin, ""
+    row = int(np.flatnonzero(thin)[gap[thin].argmin()])
+    return thin, (
+        f"an expert choice that the engine does not show hangs on {gap[row]:.2g} in layer "
+        f"{layer}, row {row}, less than {bound[row]:.2g}"
+    )
 
 
 def _choice(config: ModelConfig, biased: np.ndarray) -> np.ndarray:

@@ -1,25 +1,25 @@
 """How far a correct engine may be from the truth, per row (NUM-3).
 
-An engine of unit roundoff u rounds what it stores and what it sums. A sum of K products of
-independent rounding errors drifts by about sqrt(K) u of its size; the stages before it have
-drifted already, and a residual network adds their relative errors. After the work of `depth`
-sums, a row is off by about
+An ensemble of honest engines of the declared profile has run the same forward
+(`noise_floor.py`). The largest distance of a row in any of them, over the row's channels, is a
+sample of the largest rounding error e of that row. An engine that is judged is one more sample,
+with its own order of sums and its own places of rounding. Of K + 1 exchangeable samples the
+judged one is the largest with probability 1 / (K + 1), so the ensemble's maximum alone would
+blame one honest row in seven. The maximum over c channels of a normal error concentrates: with
+standard deviation s it lies near s sqrt(2 ln c), with a tail exp(-(t/s)^2 / 2). SAFETY = 4 puts
+the bound at no less than 4 s, were a row to have a single channel and the ensemble only its
+typical draw: exp(-8) per row, and far less where a row has many channels.
 
-    u_store * sqrt(depth)  +  u_sum * sqrt(K) * depth      of the row's scale,
-
-where the first term is rounding at rest (random signs) and the second takes all sums to drift
-the same way. SAFETY covers what the formula does not see: cancellation inside a row, and the
-slope of softmax, sigmoid and norm. A wrong index moves a row by its own size, which is hundreds
-of times more than this in float32.
+A row may be lucky in all members, above all a short one: then the stage's median, as a fraction of
+the row's scale, takes its place. And storing a value once more, the last thing an engine does,
+moves it by half a unit of its last place.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kdtr.contract import ModelConfig, NumericProfile, Stage
-
-SAFETY = 8.0
+SAFETY = 4.0
 
 # Half the distance from 1 to the next number.
 UNIT_ROUNDOFF = {
@@ -29,77 +29,27 @@ UNIT_ROUNDOFF = {
     "bfloat16": 2.0**-8,
 }
 
-# How many sums lie between the layer's input and the stage.
-_SUMS_WITHIN_LAYER = {
-    "q_nope": 4,
-    "q_pe": 4,
-    "c_kv": 3,
-    "k_pe": 2,
-    "scores": 6,
-    "out_latent": 8,
-    "attn_out": 10,
-    "router_scores": 12,
-    "expert_weights": 13,
-    "mlp_out": 15,
-    "hidden": 15,
-}
-_SUMS_PER_LAYER = 15
-
 
 def row_bound(
-    stage: Stage,
-    layer: int | None,
-    expected: np.ndarray,
-    config: ModelConfig,
-    profile: NumericProfile,
+    expected: np.ndarray, noise: np.ndarray, row_axes: int, unit_roundoff: float
 ) -> np.ndarray:
     """The largest honest error of each row; shape of `expected` with its last axes reduced to 1.
 
-    A row is the first axis, or the first two of a cache stage [l, t, ...]; the bound broadcasts
-    against `expected`. The scale of a row is its largest finite magnitude, but not less than the
-    stage's root mean square: a row of few elements may be small by chance. A row of zeros is
-    exactly zero: nothing reached it, and nothing may.
+    expected       the truth: its first `row_axes` axes number the rows
+    noise          the ensemble's largest distance from it, of the rows' shape
+    unit_roundoff  of the dtype in which the stage is stored
+    A row of zeros without noise is exactly zero: nothing reached it, and nothing may.
     """
-    relative = relative_bound(stage, layer, config, profile)
-    within_row = tuple(range(stage.row_axes, expected.ndim))
+    scale = row_scale(expected, row_axes)
+    noise = noise.reshape(scale.shape)
+    some = scale > 0
+    relative = np.divide(noise, scale, out=np.zeros_like(scale), where=some)
+    typical = float(np.median(relative[some])) if some.any() else 0.0
+    return SAFETY * np.maximum(noise, typical * scale) + unit_roundoff * scale
+
+
+def row_scale(expected: np.ndarray, row_axes: int) -> np.ndarray:
+    """The largest finite magnitude of each row, its last axes kept as 1."""
+    within = tuple(range(row_axes, expected.ndim))
     finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
-    scale = finite.max(axis=within_row, keepdims=True, initial=0.0)
-    rms = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
-    return relative * np.where(scale > 0, np.maximum(scale, rms), 0.0)
-
-
-def relative_bound(
-    stage: Stage, layer: int | None, config: ModelConfig, profile: NumericProfile
-) -> float:
-    """The bound as a fraction of the row's scale.
-
-    A cache stage has no single layer: it is given the last one's.
-    """
-    depth = _sums_before(stage, layer, config)
-    longest = max(
-        config.hidden_size,
-        config.intermediate_size,
-        config.moe_intermediate_size * max(config.n_shared_experts, 1),
-        config.num_attention_heads * config.v_head_dim,
-    )
-    store = max(UNIT_ROUNDOFF[name] for name in _storage(profile))
-    total = UNIT_ROUNDOFF[profile.accumulation]
-    return SAFETY * float(store * np.sqrt(depth) + total * np.sqrt(longest) * depth)
-
-
-def _storage(profile: NumericProfile) -> tuple[str, ...]:
-    return (
-        profile.weights,
-        profile.activations,
-        profile.latents,
-        profile.scores,
-        profile.logits,
-    )
-
-
-def _sums_before(stage: Stage, layer: int | None, config: ModelConfig) -> int:
-    if stage.name == "embedding":
-        return 1
-    if layer is not None:
-        return layer * _SUMS_PER_LAYER + _SUMS_WITHIN_LAYER[stage.name]
-    return config.num_hidden_layers * _SUMS_PER_LAYER + 2  # final norm, head, caches
+    return np.asarray(finite.max(axis=within, keepdims=True, initial=0.0))

@@ -37,6 +37,10 @@ class Arithmetic(Protocol):
 
     def log(self, x: np.ndarray) -> np.ndarray: ...
 
+    def stored(self, stage: str, layer: int | None, x: np.ndarray) -> np.ndarray:
+        """What is kept of a stage, or of the `residual` after attention: x, in the truth."""
+        ...
+
 
 class _FixedOrder:
     name = "fixed"
@@ -53,6 +57,9 @@ class _FixedOrder:
     def log(self, x: np.ndarray) -> np.ndarray:
         return log_fixed(x)
 
+    def stored(self, stage: str, layer: int | None, x: np.ndarray) -> np.ndarray:
+        return x
+
 
 class _Fast:
     name = "fast"
@@ -68,6 +75,9 @@ class _Fast:
 
     def log(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(np.log(x))
+
+    def stored(self, stage: str, layer: int | None, x: np.ndarray) -> np.ndarray:
+        return x
 
 
 FIXED: Arithmetic = _FixedOrder()

@@ -40,5 +40,8 @@ class EmulatedArithmetic:
     def log(self, x: np.ndarray) -> np.ndarray:
         return log_fixed(x)
 
+    def stored(self, stage: str, layer: int | None, x: np.ndarray) -> np.ndarray:
+        return x
+
     def _operand(self, x: np.ndarray) -> np.ndarray:
         return x.astype(self._dtype).astype(np.float32)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from kdtr.contract import ModelConfig, Trace
@@ -12,6 +15,8 @@ from kdtr.reference.moe import choose_experts, expert_weights, mix_experts, rout
 from kdtr.reference.norm import rms_norm
 from kdtr.reference.rotary import rotary_tables, softmax_scale
 from kdtr.reference.weights import LayerWeights, ModelWeights, MoeWeights
+
+Keep: TypeAlias = Callable[[str, int | None, np.ndarray], np.ndarray]
 
 
 def forward(
@@ -29,25 +34,29 @@ def forward(
     Their rows go behind the cache's L committed ones; L stays. Inputs are checked by the caller,
     except for the capacity: CacheError, before anything is written.
     """
+
+    def keep(stage: str, layer: int | None, x: np.ndarray) -> np.ndarray:
+        """Shows a stage; what follows computes with what the arithmetic stores of it."""
+        x = arithmetic.stored(stage, layer, x)
+        trace(stage, layer, x)
+        return x
+
     cache.begin(tokens, positions)
     trace("tokens", None, tokens)
     trace("positions", None, positions)
     trace("mask", None, mask)
     trace("slots", None, cache.committed_len + np.arange(len(tokens)))
     cos, sin = rotary_tables(config, positions)  # [n, r/2]
-    hidden = weights.embedding[tokens]  # [n, m]
-    trace("embedding", None, hidden)
+    hidden = keep("embedding", None, weights.embedding[tokens])  # [n, m]
     for i, layer in enumerate(weights.layers):
         x = rms_norm(arithmetic, hidden, layer.input_norm, config.rms_norm_eps)
-        hidden = hidden + _attention(arithmetic, config, layer, cache, i, x, mask, cos, sin, trace)
+        attn_out = _attention(arithmetic, config, layer, cache, i, x, mask, cos, sin, keep)
+        hidden = arithmetic.stored("residual", i, hidden + attn_out)
         x = rms_norm(arithmetic, hidden, layer.post_attention_norm, config.rms_norm_eps)
-        hidden = hidden + _mlp(arithmetic, config, layer, i, x, trace)
-        trace("hidden", i, hidden)
+        hidden = keep("hidden", i, hidden + _mlp(arithmetic, config, layer, i, x, keep))
     hidden = rms_norm(arithmetic, hidden, weights.norm, config.rms_norm_eps)
-    trace("final_hidden", None, hidden)
-    logits = arithmetic.contract("nm,mw->nw", hidden, weights.lm_head)
-    trace("logits", None, logits)
-    return logits
+    hidden = keep("final_hidden", None, hidden)
+    return keep("logits", None, arithmetic.contract("nm,mw->nw", hidden, weights.lm_head))
 
 
 def _attention(
@@ -60,14 +69,14 @@ def _attention(
     mask: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    trace: Trace,
+    keep: Keep,
 ) -> np.ndarray:
     q_nope, q_pe = queries(arithmetic, config, layer.attention, x, cos, sin)
-    trace("q_nope", i, q_nope)
-    trace("q_pe", i, q_pe)
+    q_nope = keep("q_nope", i, q_nope)
+    q_pe = keep("q_pe", i, q_pe)
     c_kv, k_pe = latents(arithmetic, config, layer.attention, x, cos, sin)
-    trace("c_kv", i, c_kv)
-    trace("k_pe", i, k_pe)
+    c_kv = keep("c_kv", i, c_kv)
+    k_pe = keep("k_pe", i, k_pe)
     cache.append(i, c_kv, k_pe)
     scores, out_latent = attend(
         arithmetic,
@@ -78,11 +87,9 @@ def _attention(
         w_kc=layer.attention.w_kc,
         scale=softmax_scale(config),
     )
-    trace("scores", i, scores)
-    trace("out_latent", i, out_latent)
-    out = project_out(arithmetic, layer.attention, out_latent)
-    trace("attn_out", i, out)
-    return out
+    keep("scores", i, scores)
+    out_latent = keep("out_latent", i, out_latent)
+    return keep("attn_out", i, project_out(arithmetic, layer.attention, out_latent))
 
 
 def _mlp(
@@ -91,17 +98,13 @@ def _mlp(
     layer: LayerWeights,
     i: int,
     x: np.ndarray,
-    trace: Trace,
+    keep: Keep,
 ) -> np.ndarray:
     if isinstance(layer.mlp, MoeWeights):
-        scores = router_scores(arithmetic, config, layer.mlp, x)
-        trace("router_scores", i, scores)
-        ids = choose_experts(config, scores, layer.mlp.bias)
-        trace("expert_ids", i, ids)
-        weights = expert_weights(arithmetic, config, scores, ids)
-        trace("expert_weights", i, weights)
+        scores = keep("router_scores", i, router_scores(arithmetic, config, layer.mlp, x))
+        ids = keep("expert_ids", i, choose_experts(config, scores, layer.mlp.bias))
+        weights = keep("expert_weights", i, expert_weights(arithmetic, config, scores, ids))
         out = mix_experts(arithmetic, layer.mlp, x, ids, weights)
     else:
         out = swiglu(arithmetic, layer.mlp, x)
-    trace("mlp_out", i, out)
-    return out
+    return keep("mlp_out", i, out)

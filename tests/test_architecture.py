@@ -57,12 +57,16 @@ ROOMS = {
     ),
     "property_tests": Room(
         rooms=("contract", "kdtr_format", "reference", "conformance"),
-        libraries=("numpy", "hypothesis", "pytest"),
+        # pyarrow and ray: the extras', imported when a campaign runs (test_campaign_cli.py)
+        libraries=("numpy", "hypothesis", "pytest", "rich", "pyarrow", "ray"),
         why="a law holds for every engine, so engines are loaded by name",
     ),
 }
 # Files that may import one room more than their own room may; a pattern without a file fails.
-GRANTS = {("conformance", "reference"): ("conformance/golden*.py",)}
+GRANTS = {
+    # What records the truth, and what asks it how much rounding alone moves.
+    ("conformance", "reference"): ("conformance/golden*.py", "conformance/noise_floor.py")
+}
 # Libraries a room may import under `if TYPE_CHECKING` and only there.
 TYPING_ONLY = {"contract": ("numpy",)}
 # Folders that import what they like, except an engine. A folder that is neither is reported.
@@ -333,6 +337,7 @@ def house(tmp_path: Path) -> Path:
     plant(tmp_path, "contract/tree.py", "if TYPE_CHECKING:\n    import numpy")
     plant(tmp_path, "engine/session.py", "from . import own\nimport cupy\nimport kdtr.kdtr_format")
     plant(tmp_path, "conformance/golden.py", "from kdtr import reference")
+    plant(tmp_path, "conformance/noise_floor.py", "from kdtr import reference")
     plant(tmp_path, "tests/test_reference.py", "import torch\nimport kdtr.reference")
     plant(tmp_path, "tests/engine/test_session.py", "import kdtr.engine")
     return tmp_path
@@ -492,7 +497,9 @@ CONTRACT_LIBRARIES = (
             "conformance/report.py",
             "import kdtr.reference",
             "conformance/report.py:1 imports kdtr.reference; "
-            + CONFORMANCE_ARROWS.format(" (conformance/golden*.py also kdtr.reference)"),
+            + CONFORMANCE_ARROWS.format(
+                " (conformance/golden*.py, conformance/noise_floor.py also kdtr.reference)"
+            ),
             id="conformance to reference, no grant",
         ),
         pytest.param(

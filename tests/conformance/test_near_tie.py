@@ -15,7 +15,7 @@ from kdtr.conformance import GateResult, Verdict
 from kdtr.conformance.bundle import Expectation
 from kdtr.conformance.case import CasePlan, Planted
 from kdtr.conformance.near_tie import Decisions
-from kdtr.conformance.tolerance import row_bound
+from kdtr.conformance.noise_floor import PointNoise
 from kdtr.contract import STAGE, ModelConfig, NumericProfile
 
 CONFIG = ModelConfig.tiny()
@@ -34,16 +34,23 @@ def logits(*gaps: float) -> np.ndarray:
     return rows
 
 
+def noise_of(n: int, profile: NumericProfile = FLOAT32) -> PointNoise:
+    """An ensemble that moved every row of logits by 2e-6, and of router scores by 1e-7."""
+    rows = {("logits", None): np.full(n, 2e-6), ("router_scores", 1): np.full(n, 1e-7)}
+    return PointNoise(profile, rows)
+
+
 def allowed(rows: np.ndarray) -> float:
     """The sum of the two logits' bounds."""
-    return 2 * float(row_bound(STAGE["logits"], None, rows, CONFIG, FLOAT32)[0, 0])
+    return 2 * float(noise_of(len(rows)).bound(STAGE["logits"], None, rows)[0, 0])
 
 
 def decisions(tensors: dict[str, np.ndarray], **kwargs: object) -> Decisions:
     bias = {"model.layers.1.mlp.gate.e_score_correction_bias": np.zeros(E, np.float32)}
     expectation = Expectation(tensors, "", {**bias, **kwargs.pop("weights", {})})  # type: ignore[dict-item]
     config = kwargs.pop("config", CONFIG)
-    return Decisions(expectation, config, kwargs.pop("profile", FLOAT32), **kwargs)  # type: ignore[arg-type]
+    n = len(next(iter(tensors.values())))
+    return Decisions(expectation, config, kwargs.pop("profile", FLOAT32), noise_of(n), **kwargs)  # type: ignore[arg-type]
 
 
 def token_tie(rows: np.ndarray, actual: list[int], **kwargs: object) -> str | None:
@@ -202,7 +209,7 @@ def expert_tie(
 
 
 def expert_bound() -> float:
-    return float(row_bound(STAGE["router_scores"], 1, np.array([HIGH]), CONFIG, FLOAT32)[0, 0])
+    return float(noise_of(1).bound(STAGE["router_scores"], 1, np.array([HIGH]))[0, 0])
 
 
 def test_another_of_two_equal_experts_is_a_tie() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ml_dtypes
 import numpy as np
@@ -56,9 +57,12 @@ def fault(
     return register
 
 
-def make_engine(fault: str, page_size: int = 3, split_size: int = 5) -> Any:
+def make_engine(
+    fault: str, page_size: int = 3, split_size: int = 5, dtype: str = "float32"
+) -> Any:
     """Pages of 3: the prompt and the trees cross their edges."""
-    engine = load_engine("host", {"page_size": page_size, "split_size": split_size})
+    options = {"page_size": page_size, "split_size": split_size, "dtype": dtype}
+    engine = load_engine("host", options)
     FAULTS[fault].plant(engine)
     return engine
 
@@ -198,15 +202,15 @@ def first_mask_of_a_size(engine: Any) -> None:
 @fault(breaks="MASK-3", first_seen_at="out_latent", case="best-first", until="round2")
 def stale_row_visible(engine: Any) -> None:
     """COMMIT-4: every row also reads one slot that a rejected node of an earlier tree left."""
-    highest: dict[int, int] = {}  # slots ever written, by cache
+    highest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # slots ever written, by cache
 
     def verify_attn(
         original: Any, cache: Any, layer: int, q_latent: Any, q_pe: Any, seen: Any, *rest: Any
     ) -> Any:
         *plain, scores = rest
         out = original(cache, layer, q_latent, q_pe, seen, *plain, scores)
-        n, stale = seen.n_slots, highest.get(id(cache), 0) > seen.n_slots
-        highest[id(cache)] = max(highest.get(id(cache), 0), n)
+        n, stale = seen.n_slots, highest.get(cache, 0) > seen.n_slots
+        highest[cache] = max(highest.get(cache, 0), n)
         if not stale:
             return out
         block = np.concatenate([seen.block, np.ones((len(seen.block), 1), bool)], axis=1)

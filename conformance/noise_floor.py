@@ -1,0 +1,186 @@
+"""The noise floor of a case: what rounding alone does to it at a declared precision (NUM-3).
+
+MEMBERS honest engines of the profile (reference/noisy.py) live through the golden history, forward
+by forward, each with its own order of sums and its own places of rounding. They are given the
+truth's positions, masks, paths and choices of experts, so nothing but rounding moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kdtr.conformance.bundle import Expectation, GoldenBundle, GoldenCase
+from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound, row_scale
+from kdtr.contract import (
+    Acceptance,
+    Array,
+    ModelConfig,
+    NumericProfile,
+    Session,
+    Source,
+    Stage,
+    stage_order,
+)
+from kdtr.reference import make_engine
+from kdtr.reference.cache import AppendCache
+from kdtr.reference.engine import ReferenceModel
+from kdtr.reference.noisy import NoisyArithmetic
+from kdtr.reference.weights import ModelWeights
+
+MEMBERS = 6
+
+Rows = np.ndarray
+Key = tuple[str, int | None]
+
+
+class NoiseFloor:
+    """Of one model at one profile; members are made when a case first needs them."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, np.ndarray], profile: NumericProfile
+    ) -> None:
+        self.config = config
+        self.profile = profile
+        self._source = (config, weights)
+        self._members: list[tuple[NoisyArithmetic, ReferenceModel]] = []
+
+    @classmethod
+    def of_bundle(cls, bundle: GoldenBundle, profile: NumericProfile) -> NoiseFloor:
+        weights = {name: bundle.weights[name] for name in bundle.weights}
+        return cls(bundle.config, weights, profile)
+
+    def members(self) -> list[tuple[NoisyArithmetic, ReferenceModel]]:
+        if not self._members:
+            truth = make_engine(arithmetic="fast").load(self._source)
+            for seed in range(MEMBERS):
+                self._members.append(_member(self.config, truth.weights, self.profile, seed))
+        return self._members
+
+    def case(self, case: GoldenCase) -> CaseNoise:
+        return CaseNoise(self, case)
+
+
+def _member(
+    config: ModelConfig, weights: ModelWeights, profile: NumericProfile, seed: int
+) -> tuple[NoisyArithmetic, ReferenceModel]:
+    arithmetic = NoisyArithmetic(profile, seed)
+    rounded = arithmetic.rounded_weights(weights)
+    return arithmetic, ReferenceModel(arithmetic, AppendCache, config, rounded)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointNoise:
+    """Bounds at one point of a case.
+
+    noise  by (stage, layer): the largest distance from the truth of each row in any member
+    """
+
+    profile: NumericProfile
+    noise: Mapping[Key, Rows]
+
+    def bound(self, stage: Stage, layer: int | None, expected: np.ndarray) -> np.ndarray:
+        """Shape of `expected` with the axes within a row reduced to 1."""
+        unit = UNIT_ROUNDOFF[stored_in(self.profile, stage)]
+        return row_bound(expected, self.noise[stage.name, layer], stage.row_axes, unit)
+
+
+class CaseNoise:
+    """Bounds of a case, point by point, in the order of the case; asked again, remembered."""
+
+    def __init__(self, floor: NoiseFloor, case: GoldenCase) -> None:
+        self._floor = floor
+        self._case = case
+        self._sessions: list[tuple[NoisyArithmetic, Session]] = []
+        self._points: dict[str, PointNoise] = {}
+
+    def point(self, point: str) -> PointNoise:
+        for earlier in self._case.inputs.points():
+            if earlier not in self._points:
+                self._points[earlier] = self._run(earlier)
+            if earlier == point:
+                break
+        return self._points[point]
+
+    def _run(self, point: str) -> PointNoise:
+        inputs, expectation = self._case.inputs, self._case.expectation(point)
+        if not self._sessions:
+            self._sessions = [
+                (arithmetic, model.open(max_len=inputs.max_len))
+                for arithmetic, model in self._floor.members()
+            ]
+        i = int(point.removeprefix("chunk").removeprefix("round"))
+        tokens = inputs.chunks[i] if point.startswith("chunk") else inputs.rounds[i].tree.tokens
+        noise: dict[Key, Rows] = {}
+        for arithmetic, session in self._sessions:
+            shown = _shown(self._floor.config, arithmetic, session, tokens, expectation)
+            for key, distance in _distances(self._floor.config, expectation, shown):
+                noise[key] = np.maximum(distance, noise[key]) if key in noise else distance
+        return PointNoise(self._floor.profile, noise)
+
+
+@dataclass(slots=True)
+class _Shown:
+    arrays: dict[Key, np.ndarray] = field(default_factory=dict)
+
+    def __call__(self, stage: str, layer: int | None, array: Array, /) -> None:
+        self.arrays[stage, layer] = np.array(array)
+
+
+def _shown(
+    config: ModelConfig,
+    arithmetic: NoisyArithmetic,
+    session: Session,
+    tokens: tuple[int, ...],
+    expectation: Expectation,
+) -> dict[Key, np.ndarray]:
+    """One forward of a member along the golden history, and its commit."""
+    positions, mask = expectation.get("positions"), expectation.get("mask")
+    path, root = expectation.get("path"), expectation.get("root")
+    assert positions is not None
+    assert mask is not None
+    assert root is not None
+    chosen = {
+        layer: ids
+        for layer in range(config.num_hidden_layers)
+        if (ids := expectation.get("expert_ids", layer)) is not None
+    }
+    arithmetic.follow(config, positions, chosen)
+    shown = _Shown()
+    session.forward_tokens(tokens, positions, mask, trace=shown)
+    nodes = range(len(tokens)) if path is None else path.tolist()
+    session.commit(Acceptance(tuple(nodes), int(root)))
+    cache = session.snapshot()
+    shown("cache_c_kv", None, cache.c_kv)
+    shown("cache_k_pe", None, cache.k_pe)
+    return shown.arrays
+
+
+def _distances(
+    config: ModelConfig, expectation: Expectation, shown: Mapping[Key, np.ndarray]
+) -> list[tuple[Key, Rows]]:
+    found = []
+    for stage, layer in stage_order(config.num_hidden_layers):
+        if stage.exact:
+            continue
+        expected = expectation.get(stage.name, layer)
+        mine = shown.get((stage.name, layer))
+        if expected is None or mine is None:
+            continue
+        both = np.isfinite(expected) & np.isfinite(mine)
+        distance = np.zeros(expected.shape)
+        np.subtract(mine, expected, out=distance, where=both)
+        found.append(((stage.name, layer), row_scale(distance, stage.row_axes)))
+    return found
+
+
+def stored_in(profile: NumericProfile, stage: Stage) -> str:
+    """The dtype in which the profile stores a numeric stage."""
+    if stage.name in ("scores", "logits"):
+        return str(getattr(profile, stage.name))
+    if stage.name in ("router_scores", "expert_weights"):
+        return profile.accumulation
+    latent = stage.source is Source.COMMIT or stage.name in ("c_kv", "k_pe")
+    return profile.latents if latent else profile.activations
