@@ -28,7 +28,7 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: help setup gate test bench golden golden-check properties lint types format dist clean
+.PHONY: help setup gate test bench campaign golden golden-check properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -45,11 +45,17 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
 	$(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
 
-properties: $(VENV)/ready-test ## run the property tests alone
-	$(PYTEST) property_tests -n $(WORKERS) --dist loadfile $(ARGS)
+properties: $(VENV)/ready-test ## run the laws alone, on every engine that ships here (profile ci)
+	KDTR_HYPOTHESIS_PROFILE=ci $(PYTEST) property_tests -n $(WORKERS) --dist worksteal $(ARGS)
+	@echo "make properties: passed, $(elapsed) in all"
 
-bench: $(VENV)/ready-test ## measure reading beside safetensors and npz; tables in benchmarks/results
+campaign: $(VENV)/ready-test ## run 2,000 examples of the laws over processes; ARGS="--cases N" for more
+	$(KDTR) campaign --engine host --engine-option page_size=3 --engine-option split_size=5 \
+	  --twin-option page_size=2 --cases 2000 --out build/campaign $(ARGS)
+
+bench: $(VENV)/ready-test ## measure reading and campaigns; tables in benchmarks/results
 	$(BIN)/python benchmarks/bundle_reading.py --out benchmarks/results/bundle-reading.md
+	$(BIN)/python benchmarks/campaign.py --out benchmarks/results/campaign.md
 
 golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and tiny in build/
 	$(KDTR) golden --corpus --out $(CORPUS)

@@ -19,6 +19,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "reference-scratch": (REFERENCE, {"cache": "scratch"}),
     "host": (HOST, {}),
     "host-small-pages": (HOST, {"page_size": 3, "split_size": 5}),
+    "host-bfloat16": (HOST, {"dtype": "bfloat16", "page_size": 3, "split_size": 5}),
 }
 # Engines that nobody may be able to tell apart (LOSSLESS).
 PAIRS = [("reference", "reference-scratch"), ("host", "host-small-pages")]

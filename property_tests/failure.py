@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from kdtr.conformance.engine_options import engine_option
 from kdtr.contract import KdtrError, rule
 from kdtr.property_tests.failure_case import write_failure
 from kdtr.property_tests.laws import laws
@@ -32,9 +33,9 @@ def explain_failure(
     lines = [f"law  {law}"]
     for rule_id in laws()[law].rules:
         lines.append(f"  {rule_id}  {rule(rule_id)}")
-    engine = subject[0] if isinstance(subject, tuple) else subject
-    if engine is not None:
-        lines.append(_recorded(law, example, engine, Path(directory)))
+    engines = subject if isinstance(subject, tuple) else () if subject is None else (subject,)
+    if engines:
+        lines.append(_recorded(law, example, engines, Path(directory)))
     blob = blob_of(error)
     if blob:
         lines.append(f"again  {_again(law, blob, subject)}")
@@ -48,29 +49,37 @@ def blob_of(error: BaseException) -> str:
     return "" if found is None else found[1]
 
 
-def _recorded(law: str, example: Example, engine: Subject, directory: Path) -> str:
+def _recorded(law: str, example: Example, engines: tuple[Subject, ...], directory: Path) -> str:
     """Writes the bundle; the line that says where it is, or why there is none."""
     try:
         path = write_failure(law, example, directory)
     except (KdtrError, OSError) as error:
         return f"bundle  none: {error}"
-    options = "".join(f" --engine-option {key}={value!r}" for key, value in engine.options)
-    return (
-        f"bundle  {path}: the truth about the same trees and paths\n"
-        f"        kdtr gate {shlex.quote(str(path))} --engine {shlex.quote(engine.name)}{options}\n"
-        f"        kdtr adopt {shlex.quote(str(path))} --into DIR"
-    )
+    lines = [f"bundle  {path}: the truth about the same trees and paths"]
+    for engine in engines:  # of two that differ, the truth tells which one is wrong
+        words = ["kdtr", "gate", str(path), "--engine", engine.name]
+        words += _words("--engine-option", engine)
+        lines.append(f"        {shlex.join(words)}")
+    lines.append(f"        kdtr adopt {shlex.quote(str(path))} --into DIR")
+    return "\n".join(lines)
 
 
 def _again(law: str, blob: str, subject: Subject | tuple[Subject, Subject] | None) -> str:
     words = ["pytest", "--pyargs", "kdtr.property_tests", "-k", f"test_{law}"]
     first, *others = subject if isinstance(subject, tuple) else (subject,)
     if first is not None:
-        words += ["--kdtr-engine", first.name]
-        for key, value in first.options:
-            words += ["--kdtr-engine-option", f"{key}={value!r}"]
+        words += ["--kdtr-engine", first.name, *_words("--kdtr-engine-option", first)]
     for twin in others:
         assert twin is not None
-        for key, value in twin.options:
-            words += ["--kdtr-twin-option", f"{key}={value!r}"]
+        words += _words("--kdtr-twin-option", twin)
     return shlex.join([*words, "--kdtr-example", blob])
+
+
+def _words(flag: str, engine: Subject) -> list[str]:
+    """Its options as a command line has them: plain text where that is read as the same value."""
+    words: list[str] = []
+    for key, value in engine.options:
+        plain = f"{key}={value}"
+        same = engine_option(flag, plain) == (key, value)
+        words += [flag, plain if same else f"{key}={value!r}"]
+    return words

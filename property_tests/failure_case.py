@@ -5,20 +5,26 @@ what the truth does, so the shape of the play is kept and its tokens are planted
 become chunks; each committed verify becomes a tree of the same parents with the same accepted
 path; a decode is a lone root, a later prefill a chain that is accepted whole. A verify that was
 never committed is left out, unless it is the last: then it ends the case, with its root accepted.
+
+What this loses is kept by further cases of the same bundle (`_readings`): the path that the truth
+takes in the last round, where the engine chose another, and abandoned verifies as rounds.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kdtr.conformance.case import STAGES, CasePlan, Planted
 from kdtr.conformance.golden import record_bundle
-from kdtr.contract import Acceptance, CaseError, DraftTree
+from kdtr.contract import Acceptance, CaseError, DraftTree, KdtrError, Session
 from kdtr.property_tests.laws import laws
 from kdtr.property_tests.strategies import SmallModel
 from kdtr.property_tests.watch import Event, Example, Played
+from kdtr.reference import make_engine
 
 _BEFORE = ("prefill", "set_root")  # what may come before the first round
 
@@ -43,7 +49,7 @@ def _plans(law: str, example: Example) -> tuple[SmallModel, list[CasePlan]]:
     rules = laws()[law].rules
     found: dict[tuple[object, ...], CasePlan] = {}
     model = SmallModel()
-    for played in example.played:
+    for played in (one for whole in example.played for one in _readings(whole)):
         chunks, root, rounds = plan_of(played)
         if not rounds or (found and played.model != model):
             continue  # one model to a bundle: the first one's sessions
@@ -71,6 +77,61 @@ def plan_of(
     if root is None:
         return (), None, ()
     return (), root, rounds
+
+
+def _readings(played: Played) -> Iterator[Played]:
+    """As it was played, and as what a golden case can hold of the rest."""
+    yield played
+    events = _since_reset(played)
+    for other in (_last_round_of_the_truth(played, events), _abandoned_as_rounds(events)):
+        if other != events:
+            yield replace(played, events=other)
+
+
+def _last_round_of_the_truth(played: Played, events: list[Event]) -> list[Event]:
+    """The last committed tree with the path that the truth accepts: a fused round commits what the
+    engine chose, and a wrong choice may be the failure."""
+    last = max((i for i, (verb, _) in enumerate(events) if verb == "commit"), default=0)
+    if not last or events[last - 1][0] != "verify":
+        return events
+    tree = events[last - 1][1]
+    try:
+        model = make_engine().load((played.model.config, played.model.tensors()))
+        session = model.open(max_len=played.max_len)
+        for verb, what in events[: last - 1]:
+            _replay(session, verb, what)
+        _replay(session, "verify", tree)
+        acceptance = session.accept(tree)
+    except KdtrError:
+        return events  # the truth refuses what the engine took: there is no such round
+    if acceptance.path == events[last][1].path:
+        return events
+    return [*events[:last], ("commit", acceptance)]
+
+
+def _replay(session: Session, verb: str, what: Any) -> None:
+    if verb in ("verify", "decode"):
+        session.set_root(what.tokens[0] if verb == "verify" else what)
+    if verb == "decode":
+        session.decode()
+    elif verb in ("set_root", "prefill", "verify", "commit"):
+        getattr(session, verb)(what)
+
+
+def _abandoned_as_rounds(events: list[Event]) -> list[Event]:
+    """Each verify that nobody committed as a round that accepts its root alone.
+
+    The root takes a slot, so the tree gets a node more: as many rows as before lie behind L.
+    """
+    found: list[Event] = []
+    for i, (verb, what) in enumerate(events):
+        found.append((verb, what))
+        if verb == "verify" and i + 1 < len(events):
+            after = [v for v, _ in events[i + 1 :] if v not in ("set_root", "forward_tokens")]
+            if after and after[0] != "commit":
+                longer = DraftTree((*what.tokens, 0), (*what.parents, len(what) - 1))
+                found[-1:] = [("verify", longer), ("commit", Acceptance((0,), 0))]
+    return found
 
 
 def _since_reset(played: Played) -> list[Event]:

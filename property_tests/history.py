@@ -6,14 +6,20 @@ engines that play it hold the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
 
 from kdtr.contract import Acceptance, DraftTree, Session
-from kdtr.property_tests.strategies import PLAIN, draft_trees, nodes_of, prompts, tokens
+from kdtr.property_tests.strategies import (
+    PLAIN,
+    draft_trees,
+    nodes_of,
+    tokens,
+    with_distinct_siblings,
+)
 from kdtr.property_tests.trees import path_to, path_tokens
 
 
@@ -91,13 +97,46 @@ def drafts(draw: st.DrawFn, vocab_size: int, *, max_nodes: int = 6) -> Draft:
     return Draft(tree, last, draw(tokens(vocab_size)))
 
 
+_Row = tuple[int, int, bool]  # token, steps back to its parent, whether it is accepted
+
+
+@st.composite
 def histories(
-    vocab_size: int = PLAIN.vocab_size, *, max_steps: int = 5
-) -> st.SearchStrategy[tuple[Step, ...]]:
-    """Up to max_steps steps: at most 6 tokens each, so 5 fit a session of MAX_LEN slots."""
-    step: st.SearchStrategy[Step] = st.one_of(
-        prompts(vocab_size, min_size=1, max_size=4).map(Prefill),
-        tokens(vocab_size).map(Decode),
-        drafts(vocab_size),
+    draw: st.DrawFn, vocab_size: int = PLAIN.vocab_size, *, max_steps: int = 5
+) -> tuple[Step, ...]:
+    """Up to max_steps runs of at most 6 tokens, so 5 fit a session of MAX_LEN slots.
+
+    Every run is drawn alike and then told what it is, and it may join the run before. So what
+    needs a number of rows, whatever brought them, shrinks to one chunk of a prompt: no step has to
+    be taken out of one list and put into another, which Hypothesis cannot do.
+    """
+    row = st.tuples(tokens(vocab_size), st.integers(0, 4), st.booleans())
+    run = st.tuples(
+        st.sampled_from([True, False, False, False]),  # joins
+        st.sampled_from([_prefill, _decodes, _draft]),
+        st.lists(row, min_size=1, max_size=6),
     )
-    return st.lists(step, max_size=max_steps).map(tuple)
+    runs: list[tuple[Callable[[list[_Row], int], list[Step]], list[_Row]]] = []
+    for joins, kind, rows in draw(st.lists(run, max_size=max_steps)):
+        if joins and runs:
+            runs[-1][1].extend(rows)
+        else:
+            runs.append((kind, list(rows)))
+    return tuple(step for kind, rows in runs for step in kind(rows, vocab_size))
+
+
+def _prefill(rows: list[_Row], vocab_size: int) -> list[Step]:
+    return [Prefill(tuple(token for token, _, _ in rows))]
+
+
+def _decodes(rows: list[_Row], vocab_size: int) -> list[Step]:
+    return [Decode(token) for token, _, _ in rows]
+
+
+def _draft(rows: list[_Row], vocab_size: int) -> list[Step]:
+    """Committed up to the last row that is accepted; abandoned if none is."""
+    wanted = [(i + token) % vocab_size for i, (token, _, _) in enumerate(rows)]
+    parents = [-1, *(max(0, i - back) for i, (_, back, _) in enumerate(rows[1:]))]
+    tree = with_distinct_siblings(wanted, parents, vocab_size)
+    last = max((i for i, (_, _, accepted) in enumerate(rows) if accepted), default=None)
+    return [Draft(tree, last, tree.tokens[-1])]

@@ -92,11 +92,13 @@ def _body(function: Callable[..., None]) -> Any:
 def watch_examples(name: str, function: Callable[..., None], sink: Sink) -> None:
     """From now on every example of the law goes to the sink when it ends.
 
-    Uses `hypothesis.inner_test`, which Hypothesis offers for wrapping.
+    Uses `hypothesis.inner_test`, which Hypothesis offers for wrapping. The state machine is no
+    such test: it watches its own examples, and takes the sink as an attribute.
     """
     handle = getattr(function, "hypothesis", None)
     if handle is None:
-        return  # the state machine watches its own examples
+        function.sink = sink  # type: ignore[attr-defined]
+        return
     body = getattr(handle.inner_test, "unwatched", handle.inner_test)
 
     @functools.wraps(body)

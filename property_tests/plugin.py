@@ -69,7 +69,11 @@ class Laws:
         self._last: dict[str, Example] = {}  # the latest failed example by law
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        ours = [item for item in items if item.path.parent == _HERE and hasattr(item, "function")]
+        ours = [
+            item
+            for item in items
+            if item.path.resolve().parent == _HERE and hasattr(item, "function")
+        ]
         blob = self._config.getoption("--kdtr-example")
         if not ours:
             return  # and Hypothesis stays unimported

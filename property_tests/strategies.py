@@ -78,11 +78,21 @@ class SmallModel:
     """A configuration and the seed of its weights.
 
     bias_shift  added to every correction bias; -4 makes every biased score negative (MOE-2)
+    poisoned    a token whose embedding is NaN, or with an overflow its unit vector of channel 0
+    overflow    channel 0 belongs to the poisoned token, and kv_a multiplies it by this: all
+                weights are finite, and its latents are not where 4 times this is infinite
     """
 
     config: ModelConfig = PLAIN
     seed: int = 0
     bias_shift: float = 0.0
+    poisoned: int | None = None
+    overflow: float = 0.0
+
+    @property
+    def is_poisoned(self) -> bool:
+        """Whether some rows are NaN by right."""
+        return self.poisoned is not None
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The checkpoint, float32; the arrays are shared and cannot be written to."""
@@ -98,7 +108,9 @@ class SmallModel:
         config = [f"config=PLAIN.replace({', '.join(changes)})"] if changes else []
         seed = [f"seed={self.seed}"] if self.seed else []
         shift = [f"bias_shift={self.bias_shift}"] if self.bias_shift else []
-        return f"SmallModel({', '.join([*config, *seed, *shift])})"
+        poison = [] if self.poisoned is None else [f"poisoned={self.poisoned}"]
+        over = [f"overflow={self.overflow}"] if self.overflow else []
+        return f"SmallModel({', '.join([*config, *seed, *shift, *poison, *over])})"
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """For Hypothesis, which would write out every field of a dataclass."""
@@ -111,9 +123,25 @@ def _tensors(model: SmallModel) -> dict[str, np.ndarray]:
         name: array + np.float32(model.bias_shift) if name.endswith("_bias") else array
         for name, array in seed_tensors(model.config, model.seed).items()
     }
+    if model.overflow:
+        _reserve_channel_0(tensors, model.overflow)
+    if model.poisoned is not None:
+        row = tensors["model.embed_tokens.weight"][model.poisoned]
+        row[:] = 0 if model.overflow else np.nan
+        row[0] = 1 if model.overflow else np.nan
     for array in tensors.values():
         array.flags.writeable = False
     return tensors
+
+
+def _reserve_channel_0(tensors: dict[str, np.ndarray], factor: float) -> None:
+    """No embedding has channel 0 and nothing writes it; kv_a multiplies it by the factor."""
+    tensors["model.embed_tokens.weight"][:, 0] = 0
+    for name, array in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            array[0] = 0
+        elif name.endswith("kv_a_proj_with_mqa.weight"):
+            array[:, 0] = np.float32(factor) * (-1.0) ** np.arange(len(array))
 
 
 @st.composite
@@ -173,12 +201,18 @@ def tree_parents(draw: st.DrawFn, *, max_nodes: int = 9) -> tuple[int, ...]:
 def draft_trees(
     draw: st.DrawFn, vocab_size: int = PLAIN.vocab_size, *, max_nodes: int = 9
 ) -> DraftTree:
-    """Per node a token and the steps back from the node before to its parent (TREE-1, TREE-2)."""
+    """Per node a token and the steps back from the node before to its parent (TREE-1, TREE-2).
+
+    A token is drawn as its distance from the node's number, so the simplest are 0, 1, 2 and not all
+    the same: a row that is read for another one shows only where their tokens differ, and a
+    counterexample of equal tokens cannot shrink through its smaller neighbours.
+    """
     root = draw(tokens(vocab_size))
     node = st.tuples(tokens(vocab_size), st.integers(0, max_nodes - 2))
     drawn = draw(st.lists(node, max_size=max_nodes - 1))
     parents = [-1, *(max(0, i - back) for i, (_, back) in enumerate(drawn))]
-    return with_distinct_siblings([root, *(token for token, _ in drawn)], parents, vocab_size)
+    below = [(i + distance) % vocab_size for i, (distance, _) in enumerate(drawn, start=1)]
+    return with_distinct_siblings([root, *below], parents, vocab_size)
 
 
 def with_distinct_siblings(

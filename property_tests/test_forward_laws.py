@@ -9,7 +9,14 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kdtr.contract import Acceptance, DraftTree, Session
+from kdtr.contract import Acceptance, DraftTree
+from kdtr.property_tests.fewer_verbs import (
+    answers,
+    place,
+    place_again,
+    plain_answer,
+    rooted,
+)
 from kdtr.property_tests.strategies import (
     Scene,
     SmallModel,
@@ -22,37 +29,34 @@ from kdtr.property_tests.strategies import (
     tokens,
     topological_orders,
 )
-from kdtr.property_tests.subject import Judge, Subject, causal_rows, plain_logits, tree_scene
+from kdtr.property_tests.subject import Answer, Judge, Subject, causal_rows, tree_scene
 from kdtr.property_tests.trees import (
     chain,
+    children,
     path_to,
     path_tokens,
     picture,
     pruned,
     reordered,
     siblings_reversed,
+    under_root,
 )
-
-
-def verified(session: Session, tree: DraftTree) -> np.ndarray:
-    """Logits [n, w] of a verify under the tree's own root."""
-    session.set_root(tree.tokens[0])
-    return np.array(session.verify(tree).logits)
 
 
 @given(scene=scenes())
 def test_a_row_is_the_plain_run_over_its_path(engine: Subject, scene: Scene) -> None:
     """FWD-4, POS-1, MASK-1, MASK-2: row i of a verify equals the last row of a plain causal run,
     from an empty cache, over the committed tokens and path(i)."""
-    model, tree = scene.model, scene.tree
+    placed = place(engine, scene.model, scene.prompt, scene.tree)
+    tree = placed.tree
 
-    rows = verified(engine.committed(model, scene.prompt), tree)
+    rows = answers(placed.session, tree)
 
     for i in range(len(tree)):
-        history = [*scene.prompt, *path_tokens(tree, i)]
-        judge = Judge(engine, model, tree_scene(tree, i))
-        plain = plain_logits(engine, model, history)
-        judge.row(f"row {i} (path {path_to(tree, i)})", plain, rows[i], history=history)
+        judge = Judge(engine, scene.model, tree_scene(tree, i))
+        plain = plain_answer(engine, scene.model, placed.prompt, path_tokens(tree, i))
+        what = f"row {i} (path {path_to(tree, i)})"
+        judge.answer(what, plain, rows[i], history=placed.history(i))
 
 
 @given(data=st.data(), model=small_models())
@@ -64,18 +68,21 @@ def test_a_chain_is_causal_verification(
     vocab_size = model.config.vocab_size
     prompt = data.draw(prompts(vocab_size), label="prompt")
     drafted = data.draw(prompts(vocab_size, min_size=1), label="chain")
-    session = engine.committed(model, prompt)
-    causal = causal_rows(session, drafted)
+    placed = place(engine, model, prompt, chain(drafted))
+    causal: list[np.ndarray | None] = [None] * len(drafted)
+    if engine.offers("forward_tokens"):
+        by_hand = engine.committed(model, placed.prompt)
+        causal = list(causal_rows(by_hand, placed.tree.tokens))
 
-    session.set_root(drafted[0])
-    answer = session.verify(chain(drafted))
-    root = engine.committed(model, prompt).prefill(drafted)
+    rows = answers(placed.session, placed.tree)
+    root = engine.committed(model, placed.prompt).prefill(placed.tree.tokens)
 
     judge = Judge(engine, model)
-    rows = np.array(answer.logits)
-    for i in range(len(drafted)):
-        judge.row(f"row {i} of the chain", causal[i], rows[i], history=[*prompt, *drafted[: i + 1]])
-    judge.target("root", answer.targets[-1], root, history=[*prompt, *drafted])
+    for i, row in enumerate(causal):
+        if row is not None:
+            plain = Answer(row, int(row.argmax()))
+            judge.answer(f"row {i} of the chain", plain, rows[i], history=placed.history(i))
+    judge.target("root", rows[-1].target, root, history=placed.history(len(rows) - 1))
 
 
 @given(data=st.data(), model=small_models())
@@ -100,14 +107,14 @@ def test_every_chunking_of_a_prompt_is_the_same_prefill(
     judge.same("growth of L", [len(c) for c in chunks], [b - a for a, b in pairwise(lengths)])
     judge.same("root of the session", roots[-1], pieces.root)
     judge.target("root", root, roots[-1], history=prompt)
-    judge.cache("cache in chunks", whole.snapshot(), pieces.snapshot())
-    judge.numbers(
-        "rows behind the chunks",
-        "logits",
-        verified(whole, tree),
-        verified(pieces, tree),
-        histories=[[*prompt, *path_tokens(tree, i)] for i in range(len(tree))],
-    )
+    if engine.offers("snapshot"):
+        judge.cache("cache in chunks", whole.snapshot(), pieces.snapshot())
+    tree = rooted(whole, tree)
+    expected, actual = answers(whole, tree), answers(pieces, rooted(pieces, tree))
+    for i in range(len(tree)):
+        history = [*prompt, *path_tokens(tree, i)]
+        what = f"row {i} behind the chunks"
+        judge.answer(what, expected[i], actual[i], history=history)
 
 
 @given(data=st.data(), model=small_models())
@@ -143,17 +150,18 @@ def test_decode_is_a_round_with_budget_0(
 
 def hold_rows(engine: Subject, scene: Scene, order: tuple[int, ...], what: str) -> None:
     """Row k of the tree made of the nodes `order` equals row order[k] of the whole tree."""
-    model, tree = scene.model, scene.tree
-    other = reordered(tree, order)
-    rows = verified(engine.committed(model, scene.prompt), tree)
+    model = scene.model
+    placed = place(engine, model, scene.prompt, scene.tree)
+    tree, other = placed.tree, reordered(placed.tree, order)
+    rows = answers(placed.session, tree)
 
-    changed = verified(engine.committed(model, scene.prompt), other)
+    changed = answers(place_again(engine, model, placed), other)
 
     for k, node in enumerate(order):
-        history = [*scene.prompt, *path_tokens(tree, node)]
         shown = f"{picture(tree, [node])}\n{what}:\n{picture(other, [k])}"
         judge = Judge(engine, model, partial(str, shown))
-        judge.row(f"row {node}, {what} row {k}", rows[node], changed[k], history=history)
+        history = placed.history(node)
+        judge.answer(f"row {node}, {what} row {k}", rows[node], changed[k], history=history)
 
 
 @given(scene=scenes(), data=st.data())
@@ -188,15 +196,55 @@ def test_a_verify_that_was_not_committed_is_never_seen(
     engine: Subject, scene: Scene, data: st.DataObject
 ) -> None:
     """COMMIT-4, MASK-3: rows of an abandoned verify, longer or shorter, change no later row."""
-    model, tree = scene.model, scene.tree
+    model = scene.model
     abandoned = data.draw(draft_trees(model.config.vocab_size), label="abandoned")
-    fresh, used = engine.committed(model, scene.prompt), engine.committed(model, scene.prompt)
-    rows = verified(fresh, tree)
+    placed = place(engine, model, scene.prompt, scene.tree)
+    tree, used = placed.tree, place_again(engine, model, placed)
+    rows = answers(placed.session, tree)
 
-    verified(used, abandoned)
-    again = verified(used, tree)
+    used.verify(rooted(used, abandoned))
+    again = answers(used, rooted(used, tree))
 
     for i in range(len(tree)):
-        history = [*scene.prompt, *path_tokens(tree, i)]
         judge = Judge(engine, model, tree_scene(tree, i))
-        judge.row(f"row {i} after an abandoned verify", rows[i], again[i], history=history)
+        what = f"row {i} after an abandoned verify"
+        judge.answer(what, rows[i], again[i], history=placed.history(i))
+
+
+@given(data=st.data(), model=small_models())
+def test_a_commit_then_a_verify_is_a_longer_prompt(
+    engine: Subject, data: st.DataObject, model: SmallModel
+) -> None:
+    """COMMIT-3, COMMIT-4, FWD-4, FWD-1: after two rounds, of which the first leaves a node behind,
+    the rows of the next tree are those behind one prefill of all that was committed."""
+    vocab_size = model.config.vocab_size
+    prompt = data.draw(prompts(vocab_size), label="prompt")
+    drafted = [data.draw(draft_trees(vocab_size, max_nodes=n), label="tree") for n in (5, 4, 4)]
+    lasts = [data.draw(nodes_of(tree), label="last accepted node") for tree in drafted[:2]]
+    placed = place(engine, model, prompt, with_a_reject(drafted[0], lasts[0], vocab_size))
+    session, first = placed.session, placed.tree
+    second, third = drafted[1:]
+    paths = path_tokens(first, lasts[0]), path_tokens(second, lasts[1])
+    longer = engine.committed(model, [*placed.prompt, *paths[0], *paths[1]])
+
+    session.verify(first)
+    session.commit(Acceptance(path_to(first, lasts[0]), second.tokens[0]))
+    session.verify(second)
+    assert longer.root is not None
+    session.commit(Acceptance(path_to(second, lasts[1]), longer.root))
+
+    third = under_root(third, longer.root)
+    expected, actual = answers(longer, third), answers(session, third)
+    for i in range(len(third)):
+        history = [*placed.prompt, *paths[0], *paths[1], *path_tokens(third, i)]
+        judge = Judge(engine, model, tree_scene(third, i))
+        judge.answer(f"row {i} after two rounds", expected[i], actual[i], history=history)
+
+
+def with_a_reject(tree: DraftTree, last: int, vocab_size: int) -> DraftTree:
+    """The tree; where the path to `last` is all of it, with one child of the root more."""
+    if len(path_to(tree, last)) < len(tree):
+        return tree
+    below = {tree.tokens[i] for i in children(tree, 0)}
+    free = next(token for token in range(vocab_size) if token not in below)
+    return DraftTree((*tree.tokens, free), (*tree.parents, 0))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from kdtr.contract import Acceptance, Array, DraftTree, EmitLimit
+from kdtr.property_tests.fewer_verbs import Placed, decoded, lone, place, place_again, played
 from kdtr.property_tests.strategies import (
     Plant,
     Scene,
@@ -25,13 +24,10 @@ from kdtr.property_tests.subject import Judge, Subject, tree_scene
 from kdtr.property_tests.trees import children, under_root
 
 
-def decoded(
-    engine: Subject, model: SmallModel, prompt: Sequence[int], root: int, n: int
-) -> list[int]:
+def continued(engine: Subject, model: SmallModel, placed: Placed, n: int) -> list[int]:
     """The root and the n tokens that follow it by plain decoding."""
-    session = engine.committed(model, prompt)
-    session.set_root(root)
-    return [root, *(session.decode() for _ in range(n))]
+    session = place_again(engine, model, placed)
+    return [placed.tree.tokens[0], *decoded(session, n)]
 
 
 def places(plant: Plant) -> str:
@@ -61,24 +57,27 @@ def test_greedy_output_does_not_depend_on_what_is_drafted(
     rounds = data.draw(
         st.lists(plants(vocab_size, max_nodes=7), min_size=1, max_size=3), label="rounds"
     )
-    ahead = decoded(engine, model, prompt, root, sum(len(plant.path) for plant in rounds))
-    session = engine.committed(model, prompt)
-    session.set_root(root)
+    placed = place(engine, model, prompt, lone(root))
+    session = placed.session
+    ahead = continued(engine, model, placed, sum(len(plant.path) for plant in rounds))
 
     done = 0  # tokens emitted so far; ahead[done] is the root
     for plant in rounds:
         event(places(plant))
         tree = plant.tree(ahead[done:], vocab_size)
-        outcome = session.round(tree)
+        acceptance, emitted = played(session, tree)
 
         judge = Judge(engine, model, tree_scene(tree, *plant.path))
         expected = ahead[done + 1 : done + 1 + len(plant.path)]
-        judge.continuation("emitted", [*prompt, *ahead[: done + 1]], expected, outcome.emitted)
-        judge.same("path", Acceptance(plant.path, expected[-1]), outcome.acceptance)
+        before = [*placed.prompt, *ahead[: done + 1]]
+        judge.continuation("emitted", before, expected, emitted)
+        judge.same("path", Acceptance(plant.path, expected[-1]), acceptance)
         done += len(plant.path)
         judge.same("root", ahead[done], session.root)
-    held = [*prompt, *ahead[:done]]
-    Judge(engine, model).same("cached tokens", held, session.snapshot().tokens.tolist())
+        judge.same("L", len(placed.prompt) + done, session.committed_len)
+    if engine.offers("snapshot"):
+        held = [*placed.prompt, *ahead[:done]]
+        Judge(engine, model).same("cached tokens", held, session.snapshot().tokens.tolist())
 
 
 @given(model=small_models(), data=st.data())
@@ -92,9 +91,9 @@ def test_greedy_output_does_not_depend_on_drafter_and_budget(
     root = data.draw(tokens(vocab_size), label="root")
     plans = st.tuples(st.integers(0, 8), st.lists(st.integers(0, 3), max_size=3))
     rounds = data.draw(st.lists(plans, max_size=3), label="rounds (budget, rank of the truth)")
-    ahead = decoded(engine, model, prompt, root, 4 * len(rounds))
-    session = engine.committed(model, prompt)
-    session.set_root(root)
+    placed = place(engine, model, prompt, lone(root))
+    session = placed.session
+    ahead = continued(engine, model, placed, 4 * len(rounds))
 
     emitted: list[int] = []
     for budget, ranks in rounds:
@@ -102,12 +101,14 @@ def test_greedy_output_does_not_depend_on_drafter_and_budget(
         for depth, rank in enumerate(ranks):
             draft[depth, :3] += [3.0, 2.0, 1.0]
             draft[depth, ahead[len(emitted) + depth + 1]] += 4.0 - 1.5 * rank
-        outcome = session.round(session.build(draft, budget))
-        emitted += outcome.emitted
+        tree = session.build(draft, budget)
+        acceptance, told = played(session, tree)
+        emitted += told
 
-        judge = Judge(engine, model, tree_scene(outcome.tree, *outcome.acceptance.path))
-        judge.continuation("emitted", [*prompt, root], ahead[1 : 1 + len(emitted)], emitted)
-        event(f"accept_len {outcome.acceptance.accept_len}")
+        judge = Judge(engine, model, tree_scene(tree, *acceptance.path))
+        before = [*placed.prompt, ahead[0]]
+        judge.continuation("emitted", before, ahead[1 : 1 + len(emitted)], emitted)
+        event(f"accept_len {acceptance.accept_len}")
 
 
 @given(model=small_models(), data=st.data())
@@ -130,17 +131,20 @@ def test_no_token_is_lost_or_told_twice(
     for drafted, limit in rounds:
         root, committed_len = session.root, session.committed_len
         assert root is not None
-        outcome = session.round(under_root(drafted, root), limit=limit)
-        emitted += outcome.emitted
+        tree = under_root(drafted, root)
+        acceptance, told = played(session, tree, limit)
+        emitted += told
 
-        judge = Judge(engine, model, tree_scene(outcome.tree, *outcome.acceptance.path))
-        accept_len = outcome.acceptance.accept_len
-        judge.same("emitted in the round", accept_len, len(outcome.emitted))
+        judge = Judge(engine, model, tree_scene(tree, *acceptance.path))
+        accept_len = acceptance.accept_len
+        judge.same("emitted in the round", accept_len, len(told))
         judge.same("L", committed_len + accept_len, session.committed_len)
-        judge.same("bonus", outcome.acceptance.bonus, session.root)
-        committed = session.snapshot().tokens.tolist()
-        judge.same("committed + root", [*prompt, *emitted], [*committed, session.root])
-        stopped = [token in limit.stop_tokens for token in outcome.emitted]
+        judge.same("bonus", acceptance.bonus, session.root)
+        judge.same("tokens", len(prompt) + len(emitted), session.committed_len + 1)
+        if engine.offers("snapshot"):
+            committed = session.snapshot().tokens.tolist()
+            judge.same("committed + root", [*prompt, *emitted], [*committed, session.root])
+        stopped = [token in limit.stop_tokens for token in told]
         judge.same("a stop token before the end", False, any(stopped[:-1]))
         allowed = limit.max_emitted or accept_len
         judge.same("within the length limit", True, accept_len <= allowed)
@@ -154,19 +158,18 @@ def test_a_fused_round_is_its_steps(
     moves are those of its path."""
     model = scene.model
     plant = data.draw(plants(model.config.vocab_size, max_nodes=6), label="plant")
-    root = scene.tree.tokens[0]
-    ahead = decoded(engine, model, scene.prompt, root, len(plant.path))
+    placed = place(engine, model, scene.prompt, scene.tree)
+    fused, stepwise = placed.session, place_again(engine, model, placed)
+    ahead = continued(engine, model, placed, len(plant.path))
     tree = plant.tree(ahead, model.config.vocab_size)
-    fused, stepwise = (engine.committed(model, scene.prompt) for _ in range(2))
-    fused.set_root(root)
-    stepwise.set_root(root)
     traced: dict[str, list[object]] = {}
 
     def trace(stage: str, layer: int | None, array: Array, /) -> None:
         if stage in ("moves", "targets"):
             traced[stage] = np.array(array).tolist()
 
-    outcome = fused.round(tree, limit=limit, trace=trace)
+    shows = {"trace": trace} if engine.engine.info.stages else {}
+    outcome = fused.round(tree, limit=limit, **shows)
     answer = stepwise.verify(tree)
     acceptance = stepwise.accept(tree, limit=limit)
     stepwise.commit(acceptance)
@@ -174,8 +177,10 @@ def test_a_fused_round_is_its_steps(
     judge = Judge(engine, model, tree_scene(tree, *acceptance.path))
     judge.same("acceptance", acceptance, outcome.acceptance)
     judge.same("root", stepwise.root, fused.root)
-    judge.cache("cache", stepwise.snapshot(), fused.snapshot())
-    committed_len = len(scene.prompt)
+    judge.same("L", stepwise.committed_len, fused.committed_len)
+    if engine.offers("snapshot"):
+        judge.cache("cache", stepwise.snapshot(), fused.snapshot())
+    committed_len = len(placed.prompt)
     moves = [[committed_len + node, committed_len + k] for k, node in enumerate(acceptance.path)]
     for stage, expected in (("moves", moves), ("targets", list(answer.targets))):
         if stage in engine.engine.info.stages:

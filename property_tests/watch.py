@@ -18,7 +18,7 @@ import pytest
 from hypothesis import target
 from hypothesis.errors import UnsatisfiedAssumption
 
-from kdtr.contract import VERBS, Acceptance, DraftTree, Model, Session
+from kdtr.contract import VERBS, Acceptance, DraftTree, Model, Session, Verified
 from kdtr.property_tests.strategies import SmallModel
 from kdtr.property_tests.trees import depth, shape_class
 
@@ -160,6 +160,13 @@ def _suppressed() -> Iterator[None]:
         return
 
 
+def need_verb(label: str, verbs: frozenset[str], verb: str) -> None:
+    """A law that needs a verb which is not offered is skipped by its name."""
+    assert verb in VERBS, verb
+    if verb not in verbs:
+        pytest.skip(f"{label} does not offer {verb}")
+
+
 class WatchedSession:
     """A `Session` of the contract that tells its example what it is asked."""
 
@@ -181,6 +188,15 @@ class WatchedSession:
     def watched(self) -> Session:
         """The engine's own session: what the batch verbs take."""
         return self._session
+
+    @property
+    def slots(self) -> int:
+        """The max_len that it was opened with."""
+        return self._played.max_len
+
+    def offers(self, *verbs: str) -> bool:
+        """Whether the engine has these verbs: for laws that can do without them."""
+        return self._verbs.issuperset(verbs)
 
     def set_root(self, token: int) -> None:
         self._offered("set_root")(token)
@@ -208,8 +224,7 @@ class WatchedSession:
 
     def verify(self, tree: DraftTree, **trace: Any) -> Any:
         verified = self._offered("verify")(tree, **trace)
-        self._saw_tree(tree)
-        self._note("verify", tree)
+        self.note_verify(tree)
         return verified
 
     def accept(self, tree: DraftTree, *targets: Any, **limit: Any) -> Acceptance:
@@ -218,15 +233,12 @@ class WatchedSession:
 
     def commit(self, acceptance: Acceptance) -> None:
         self._offered("commit")(acceptance)
-        self._saw_path(acceptance)
-        self._note("commit", acceptance)
+        self.note_commit(acceptance)
 
     def round(self, tree: DraftTree, **more: Any) -> Any:
         done = self._offered("round")(tree, **more)
-        self._saw_tree(tree)
-        self._saw_path(done.acceptance)
-        self._note("verify", tree)
-        self._note("commit", done.acceptance)
+        self.note_verify(tree)
+        self.note_commit(done.acceptance)
         return done
 
     def snapshot(self) -> Any:
@@ -238,12 +250,21 @@ class WatchedSession:
 
     def close(self) -> None:
         self._session.close()
+        if _current is not None and self._session in _current._open:
+            _current._open.remove(self._session)
+
+    def note_verify(self, tree: DraftTree) -> None:
+        """The batch verbs' part in what was played here."""
+        self._saw_tree(tree)
+        self._note("verify", tree)
+
+    def note_commit(self, acceptance: Acceptance) -> None:
+        self._saw_path(acceptance)
+        self._note("commit", acceptance)
 
     def _offered(self, verb: str) -> Any:
-        """The engine's verb; a law that needs one which is not offered is skipped by its name."""
-        assert verb in VERBS, verb
-        if verb not in self._verbs:
-            pytest.skip(f"{self._label} does not offer {verb}")
+        """The engine's verb."""
+        need_verb(self._label, self._verbs, verb)
         return getattr(self._session, verb)
 
     def _note(self, verb: str, what: Any) -> None:
@@ -274,3 +295,23 @@ class WatchedModel:
             _current.played.append(played)
             _current._open.append(session)
         return WatchedSession(self._label, self._verbs, session, played)
+
+    def verify_batch(
+        self, sessions: Sequence[WatchedSession], trees: Sequence[DraftTree]
+    ) -> list[Verified]:
+        """Of a BatchModel; the sessions are of this model."""
+        need_verb(self._label, self._verbs, "verify_batch")
+        model: Any = self.watched
+        verified: list[Verified] = model.verify_batch([s.watched for s in sessions], trees)
+        for session, tree in zip(sessions, trees, strict=True):
+            session.note_verify(tree)
+        return verified
+
+    def commit_batch(
+        self, sessions: Sequence[WatchedSession], acceptances: Sequence[Acceptance]
+    ) -> None:
+        need_verb(self._label, self._verbs, "commit_batch")
+        model: Any = self.watched
+        model.commit_batch([s.watched for s in sessions], acceptances)
+        for session, acceptance in zip(sessions, acceptances, strict=True):
+            session.note_commit(acceptance)

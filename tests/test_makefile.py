@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = ["help", "gate", "test", "properties", "bench", "golden", "golden-check", "lint", "types"]
+VERBS = [
+    "help",
+    "gate",
+    "test",
+    "properties",
+    "campaign",
+    "bench",
+    "golden",
+    "golden-check",
+    "lint",
+    "types",
+]
 VERBS += ["format", "dist", "setup", "clean"]
 TOOLS = ["sh", "make", "awk", "cp", "date", "echo", "find", "mkdir", "printf", "rm", "touch"]
 

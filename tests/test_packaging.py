@@ -99,9 +99,10 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
     assert {"numpy", "ml_dtypes", "safetensors", "rich"} == {
         requirement.name for requirement in required if requirement.marker is None
     }
-    assert {"cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet", "test", "dev"} == set(
-        metadata.get_all("Provides-Extra")
-    )
+    assert {
+        *("cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet"),
+        *("properties", "campaign", "ray", "test", "dev"),
+    } == set(metadata.get_all("Provides-Extra"))
 
 
 # Imports every room with the dependencies of this environment, but without its editable finder.
@@ -177,7 +178,11 @@ def test_type_checkers_find_every_room():
     ("group", "name"),
     [
         ("console_scripts", "kdtr"),
-        *[("kdtr.engines", name) for name in PROJECT["project"]["entry-points"]["kdtr.engines"]],
+        *[
+            (group, name)
+            for group in ("kdtr.engines", "kdtr.verbs")
+            for name in PROJECT["project"]["entry-points"][group]
+        ],
     ],
 )
 def test_entry_points_resolve(group, name):

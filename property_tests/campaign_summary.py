@@ -1,0 +1,188 @@
+"""What a campaign has shown so far, from its directory: the shards merged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kdtr.property_tests.campaign_directory import Directory
+from kdtr.property_tests.campaign_plan import (
+    BAD,
+    UNIT_VERDICTS,
+    Unit,
+    first_units,
+    more_units,
+)
+from kdtr.property_tests.campaign_shard import Head, pyarrow, read_rows
+from kdtr.property_tests.campaign_unit import CASES
+from kdtr.property_tests.trees import SHAPES
+
+
+@dataclass(slots=True)
+class Summary:
+    """Sums over shards.
+
+    laws      cases by (law, verdict)
+    worst     by law, the largest error as a fraction of its bound, and its stage
+    ended     units by verdict
+    early     by law, units that ended early and why the first of them did
+    bad       units that failed, crashed or took too long, in order
+    missing   units that have not run
+    """
+
+    campaign: dict[str, Any]
+    laws: Counter[tuple[str, str]] = field(default_factory=Counter)
+    trees: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+    scattered: int = 0
+    deepest: int = 0
+    widest: int = 0
+    discarded: int = 0
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
+    early: dict[str, tuple[int, str]] = field(default_factory=dict)
+    bad: list[Head] = field(default_factory=list)
+    missing: list[Unit] = field(default_factory=list)
+
+    @property
+    def cases(self) -> int:
+        return self.laws.total()
+
+    @property
+    def passed(self) -> bool:
+        """Something was tried, as much as was asked for, and nothing broke."""
+        return not self.bad and not self.missing and self.cases >= self.campaign["cases"]
+
+    def lines(self) -> list[str]:
+        """For people: laws, shapes, units, and what went wrong at the end."""
+        return [
+            *self._laws(),
+            "",
+            *self._shapes(),
+            "",
+            *self._units(),
+            *self._wrong(),
+        ]
+
+    def _laws(self) -> list[str]:
+        names = self.campaign["laws"]
+        width = max(len(name) for name in (*names, "law"))
+        head = "".join(f"  {verdict:>9}" for verdict in CASES)
+        lines = [f"{'law':<{width}}{head}  error/bound"]
+        for law in names:
+            counts = "".join(f"  {self.laws[law, verdict]:>9,}" for verdict in CASES)
+            worst = f"  {self.worst[law][0]:.3f} {self.worst[law][1]}" if law in self.worst else ""
+            lines.append(f"{law:<{width}}{counts}{worst}")
+        total = Counter[str]()
+        for (_, verdict), n in self.laws.items():
+            total[verdict] += n
+        sums = "".join(f"  {total[verdict]:>9,}" for verdict in CASES)
+        lines.append(f"{'all laws':<{width}}{sums}")
+        return lines
+
+    def _shapes(self) -> list[str]:
+        width = max(len(shape) for shape in (*SHAPES, "all shapes"))
+        lines = [f"{'shape':<{width}}  {'trees':>11}  {'rows':>11}"]
+        for shape in SHAPES:
+            lines.append(f"{shape:<{width}}  {self.trees[shape]:>11,}  {self.rows[shape]:>11,}")
+        trees, rows = self.trees.total(), self.rows.total()
+        lines.append(f"{'all shapes':<{width}}  {trees:>11,}  {rows:>11,}")
+        lines.append(
+            f"deepest {self.deepest}, most siblings {self.widest}, {self.scattered:,} commits of a "
+            "path that is not a prefix of the nodes"
+        )
+        return lines
+
+    def _units(self) -> list[str]:
+        engine, info, versions = (self.campaign[k] for k in ("engine", "info", "versions"))
+        ended = ", ".join(f"{self.ended[v]:,} {v}" for v in UNIT_VERDICTS if self.ended[v])
+        lines = [
+            f"engine    {engine['name']}: {info['name']} {info['version']} on {info['device']}",
+            f"versions  {', '.join(f'{name} {value}' for name, value in versions.items())}",
+            f"units     {ended or 'none'}; {len(self.missing):,} missing; seed "
+            f"{self.campaign['seed']}, {self.campaign['examples']} examples each",
+            f"cases     {self.cases:,} of {self.campaign['cases']:,} asked for; "
+            f"{self.discarded:,} examples discarded besides",
+        ]
+        for law, (n, why) in self.early.items():
+            lines.append(f"early     {law}, {n} units: {why}")
+        return lines
+
+    def _wrong(self) -> list[str]:
+        lines = []
+        for head in self.bad:
+            lines += ["", f"{head.verdict.upper()}  {head.unit.id}"]
+            lines += [f"  {line}" for line in head.failure.splitlines()]
+        return lines
+
+
+def summarise(directory: Directory) -> Summary:
+    """Merge the shards of a directory. Raises CampaignError where they do not fit its manifest."""
+    campaign = directory.manifest()
+    heads = directory.heads(campaign)
+    summary = Summary(campaign)
+    planned = dict.fromkeys(planned_units(campaign, heads))
+    summary.missing = [unit for unit in planned if unit not in heads]
+    for unit in sorted(heads, key=lambda unit: unit.id):
+        _add_head(summary, heads[unit])
+    _add_rows(summary, directory, heads)
+    return summary
+
+
+def planned_units(campaign: Mapping[str, Any], heads: Mapping[Unit, Head]) -> list[Unit]:
+    """The units of a campaign, as far as what has ended tells.
+
+    Once all that are planned have ended, more are added for the cases that still lack: the plan
+    follows from the outcomes, so a campaign that is resumed has the plan it had.
+    """
+    laws, cases = campaign["laws"], campaign["cases"]
+    examples, seed = campaign["examples"], campaign["seed"]
+    units = first_units(laws, cases, examples, seed)
+    while all(unit in heads for unit in units):
+        lacking = cases - sum(heads[unit].n_cases for unit in units)
+        more = more_units({u: heads[u].verdict for u in units}, laws, lacking, examples, seed)
+        if not more:
+            break
+        units += more
+    return units
+
+
+def _add_head(summary: Summary, head: Head) -> None:
+    summary.ended[head.verdict] += 1
+    summary.discarded += head.discarded
+    if head.verdict in BAD:
+        summary.bad.append(head)
+    elif head.why:
+        n, why = summary.early.get(head.unit.law, (0, head.why))
+        summary.early[head.unit.law] = (n + 1, why)
+
+
+def _add_rows(summary: Summary, directory: Directory, heads: Mapping[Unit, Head]) -> None:
+    pa, _ = pyarrow()
+    if not heads:
+        return
+    shards = [read_rows(directory.shards / f"{unit.id}.parquet") for unit in heads]
+    table = pa.concat_tables(shards)
+    if not table.num_rows:
+        return
+    counted = table.group_by(["law", "verdict"]).aggregate([([], "count_all")]).to_pylist()
+    for row in counted:
+        summary.laws[row["law"], row["verdict"]] += row["count_all"]
+    for shape in SHAPES:
+        summary.trees[shape] = _of(table, f"trees_{shape}", "sum")
+        summary.rows[shape] = _of(table, f"rows_{shape}", "sum")
+    summary.scattered = _of(table, "scattered", "sum")
+    summary.deepest = _of(table, "deepest", "max")
+    summary.widest = _of(table, "widest", "max")
+    at = table.select(["law", "worst", "worst_stage"]).drop_null()
+    for row in at.group_by(["law", "worst_stage"]).aggregate([("worst", "max")]).to_pylist():
+        found = (row["worst_max"], row["worst_stage"])
+        summary.worst[row["law"]] = max(found, summary.worst.get(row["law"], (0.0, "")))
+
+
+def _of(table: Any, column: str, how: str) -> int:
+    """One number over a column: its sum or its largest."""
+    result = table.group_by([]).aggregate([(column, how)])
+    return int(result[f"{column}_{how}"][0].as_py())
