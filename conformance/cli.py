@@ -33,8 +33,15 @@ from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.report import print_report
+from kdtr.conformance.self_cli import (
+    add_self_arguments,
+    check_self_arguments,
+    self_request,
+)
+from kdtr.conformance.self_gate import run_self
 from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
+from kdtr.conformance.xray_cli import add_xray_arguments, xray_command
 from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
@@ -82,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     gate = verbs.add_parser("gate", help="judge an engine against golden bundles")
     gate.set_defaults(command=_gate)
-    gate.add_argument("bundles", nargs="+", metavar="BUNDLE", help="golden bundles (.kdtr)")
+    gate.add_argument("bundles", nargs="*", metavar="BUNDLE", help="golden bundles (.kdtr)")
     gate.add_argument(
         "--engine",
         required=True,
@@ -108,6 +115,14 @@ def _parser() -> argparse.ArgumentParser:
         help="only this mode; repeatable",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
+    add_self_arguments(gate)
+    xray = verbs.add_parser(
+        "xray",
+        help="read an engine's mask, positions, cache and routing from its logits alone",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    xray.set_defaults(command=_xray)
+    add_xray_arguments(xray)
     golden = verbs.add_parser(
         "golden",
         help="record a golden bundle with the reference",
@@ -158,6 +173,13 @@ def _gate(args: argparse.Namespace) -> int:
         return _judge(args, options)
 
 
+def _xray(args: argparse.Namespace) -> int:
+    options = engine_options("--engine-option", args.engine_option)
+    with _importable_here(), _Progress() as progress:
+        passed = xray_command(args, options, _console(), progress.show, _command())
+    return PASSED if passed else FAILED
+
+
 def _serve(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
     with _importable_here():
@@ -165,10 +187,19 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    check_self_arguments(args)
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
     start = time.perf_counter()
+    if args.itself:
+        request = self_request(args, _command())
+        with _Progress() as progress:
+            result = run_self(
+                engine, request, engine_name=args.engine, options=options, progress=progress.show
+            )
+        print_report(console, info, result, time.perf_counter() - start)
+        return PASSED if result.passed else FAILED
     with _Progress() as progress:
         result = run_gate(
             engine,

@@ -20,6 +20,7 @@ from kdtr.contract import EngineInfo
 _STYLE = {
     Verdict.PASS: "green",
     Verdict.NEAR_TIE: "yellow",
+    Verdict.BLOCKED: "dim",
     Verdict.UNSUPPORTED: "dim",
     Verdict.FAIL: "bold red",
     Verdict.ERROR: "bold red",

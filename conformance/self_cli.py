@@ -1,0 +1,74 @@
+"""Arguments of `kdtr gate --self`."""
+
+from __future__ import annotations
+
+import argparse
+
+from kdtr.conformance.self_checks import CHECKS
+from kdtr.conformance.self_gate import SelfRequest
+from kdtr.conformance.self_model import LEAST_SLOTS
+from kdtr.contract import CaseError
+
+
+def add_self_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "an engine against itself, with a model of its own and no golden bundle"
+    )
+    group.add_argument(
+        "--self",
+        dest="itself",
+        action="store_true",
+        help="compare rows of draft trees with the engine's own plain decoding",
+    )
+    group.add_argument(
+        "--model",
+        metavar="SOURCE",
+        help="what the engine's load() is given: a Hugging Face directory, a file, a name",
+    )
+    group.add_argument(
+        "--vocab-size", type=int, metavar="N", help="where the loaded model does not tell it"
+    )
+    group.add_argument(
+        "--max-len", type=int, default=128, metavar="N", help="slots of a session (default: 128)"
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of prompts and trees (default: 0)"
+    )
+
+
+def check_self_arguments(args: argparse.Namespace) -> None:
+    """Raises CaseError for what does not go together, before an engine is loaded."""
+    if not args.itself:
+        if args.model or args.vocab_size is not None:
+            raise CaseError("--model and --vocab-size belong to --self; give it too")
+        if not args.bundles:
+            raise CaseError(
+                "no bundle to judge by; give golden bundles, or --self --model SOURCE to hold the "
+                "engine against itself"
+            )
+        return
+    if args.bundles:
+        raise CaseError(f"--self needs no golden bundle; leave out {', '.join(args.bundles)}")
+    if not args.model:
+        raise CaseError("--self needs --model SOURCE: what the engine's load() is given")
+    if args.mode or args.until:
+        raise CaseError("--mode and --until belong to golden bundles; leave them out with --self")
+    known = [name for name, _ in CHECKS]
+    unknown = [name for name in args.case if name not in known]
+    if unknown:
+        raise CaseError(f"--case {unknown[0]}; with --self expected one of {', '.join(known)}")
+    if args.vocab_size is not None and args.vocab_size < 16:
+        raise CaseError(f"--vocab-size {args.vocab_size}; expected at least 16 tokens to draw from")
+    if args.max_len < LEAST_SLOTS:
+        raise CaseError(f"--max-len {args.max_len}; expected at least {LEAST_SLOTS} slots")
+
+
+def self_request(args: argparse.Namespace, command: str) -> SelfRequest:
+    return SelfRequest(
+        source=args.model,
+        vocab_size=args.vocab_size,
+        max_len=args.max_len,
+        seed=args.seed,
+        only=frozenset(args.case),
+        command=command,
+    )

@@ -1,0 +1,118 @@
+"""`kdtr gate --self`: an engine against itself names what is wrong, without any golden number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import planted_faults
+import pytest
+
+from kdtr.conformance import GateResult, Verdict, load_engine
+from kdtr.conformance.cli import main
+from kdtr.conformance.self_gate import SelfRequest, run_self
+from kdtr.contract import UnsupportedError
+
+
+@pytest.fixture(scope="module")
+def source(small: Path) -> str:
+    """A model with random weights: its bundle's golden numbers are not read."""
+    return str(small)
+
+
+def logits_only(engine: Any, *without: str) -> Any:
+    """The engine without a single stage, and without these verbs."""
+    info = replace(engine.info, stages=frozenset(), verbs=engine.info.verbs - set(without))
+    return SimpleNamespace(info=info, load=engine.load)
+
+
+def judged(engine: Any, source: str, *only: str) -> GateResult:
+    request = SelfRequest(source, only=frozenset(only))
+    return run_self(engine, request, engine_name="engine")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_honest_engine_passes(source: str, dtype: str) -> None:
+    gate = judged(logits_only(load_engine("host", {"dtype": dtype})), source)
+
+    assert gate.passed
+    assert [] == gate.findings
+    assert ["noise", "root-alone", "chains", "trees", "untouched", "commits", "greedy"] == [
+        result.case for result in gate.results
+    ]
+    assert all(result.rows for result in gate.results)
+
+
+def test_an_engine_without_forward_tokens_is_judged_too(source: str) -> None:
+    engine = logits_only(load_engine("host"), "forward_tokens", "snapshot", "decode", "round")
+
+    assert judged(engine, source).passed
+
+
+@pytest.mark.parametrize(
+    ("fault", "case", "rule", "words"),
+    [
+        ("sibling_visible", "trees", "MASK-2", "also saw node 1 (its sibling)"),
+        ("position_by_index", "trees", "POS-1", "positions are L + index"),
+        ("root_low", "root-alone", "POS-1", "the root is one position too low"),
+        (
+            "no_compaction",
+            "commits",
+            "COMMIT-1",
+            "the next row hangs on nodes 1, 2; the first rows of the tree: nothing was moved",
+        ),
+    ],
+)
+def test_a_fault_is_named(source: str, fault: str, case: str, rule: str, words: str) -> None:
+    gate = judged(logits_only(planted_faults.make_engine(fault)), source)
+
+    (finding,) = gate.findings  # what follows is blocked
+    assert (Verdict.FAIL, case) == (finding.verdict, finding.place.case)
+    assert rule in finding.rules
+    assert words in finding.summary
+    assert f"--model {source} --case {case}" in finding.reproduce
+    after = [result for result in gate.results if result.verdict is Verdict.BLOCKED]
+    assert after == gate.results[gate.results.index(after[0]) :] if after else case == "greedy"
+
+
+@pytest.mark.parametrize("fault", ["sibling_visible", "position_by_index", "no_compaction"])
+def test_without_forward_tokens_a_fault_is_still_seen(source: str, fault: str) -> None:
+    engine = logits_only(planted_faults.make_engine(fault), "forward_tokens")
+
+    assert not judged(engine, source).passed
+
+
+def test_what_is_missing_is_said_by_name(source: str) -> None:
+    engine = logits_only(load_engine("host"), "set_root")
+
+    with pytest.raises(UnsupportedError, match="does not offer set_root"):
+        judged(engine, source)
+
+
+def test_a_line_that_reproduces(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["gate", "--self", "--engine", "host", "--model", source, "--case", "root-alone"])
+
+    assert 0 == code
+    assert "root-alone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["gate", "--engine", "host"], "no bundle to judge by"),
+        (["gate", "--engine", "host", "--self"], "--self needs --model SOURCE"),
+        (["gate", "--engine", "host", "--model", "x", "b.kdtr"], "belong to --self"),
+        (["gate", "--engine", "host", "--self", "--model", "x", "b.kdtr"], "leave out b.kdtr"),
+        (["gate", "--engine", "host", "--self", "--model", "x", "--case", "y"], "expected one of"),
+        (["gate", "--engine", "host", "--self", "--model", "x", "--until", "y"], "leave them out"),
+        (["gate", "--engine", "host", "--self", "--model", "x", "--max-len", "9"], "at least 48"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert 2 == main(words)
+
+    assert told in capsys.readouterr().err
