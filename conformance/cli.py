@@ -209,6 +209,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
             progress=progress.show,
             command=_command(),
+            xray=not (args.case or args.mode or args.until),
         )
     print_report(console, info, result, time.perf_counter() - start)
     return PASSED if result.passed else FAILED

@@ -15,15 +15,18 @@ import numpy as np
 
 from kdtr.conformance import (
     diagnosis_attention,
+    diagnosis_cache,
     diagnosis_commit,
     diagnosis_layout,
     diagnosis_rows,
 )
-from kdtr.conformance.diagnosis_attention import Twist, attention_twists
+from kdtr.conformance.diagnosis_attention import attention_twists
 from kdtr.conformance.diagnosis_experts import expert_twists
 from kdtr.conformance.diagnosis_forward import Setting, append, forward
 from kdtr.conformance.diagnosis_past import Past, wrong_commits
+from kdtr.conformance.diagnosis_projections import projection_twists
 from kdtr.conformance.diagnosis_scene import BY_CHANCE, FITS, Guess, Hint, Key, Ranked, Scene, weigh
+from kdtr.conformance.diagnosis_twist import Twist
 from kdtr.contract import Source, stage_order
 
 MOST = 3  # hints of one finding
@@ -60,10 +63,15 @@ def _ties(first: Ranked, other: Ranked) -> bool:
 def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
     yield from diagnosis_layout.hints(scene)
     yield from diagnosis_attention.hints(scene, past)
-    yield from diagnosis_commit.hints(scene, past)
+    yield from diagnosis_commit.hints(scene)
+    yield from diagnosis_cache.hints(scene, past)
     yield from diagnosis_rows.hints(scene)
     if scene.stage.source in (Source.BUILD, Source.JUDGE) or scene.stage.name in _GIVEN:
         return
+    if _is_decision(scene) and scene.logits_were_right:
+        return
+    if scene.stage.source is Source.COMMIT and past.shown_rows() is not None:
+        return  # the forward was shown and right: it is the commit
     if not past.is_small or not (scene.same_form or _is_decision(scene)):
         return
     found = [_tried(scene, past, twist) for twist in _twists(scene, past)]
@@ -80,6 +88,7 @@ def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
 
 def _twists(scene: Scene, past: Past) -> Iterator[Twist]:
     yield from _layout_twists(scene, past)
+    yield from projection_twists(past)
     yield from attention_twists(past)
     yield from expert_twists(past)
     yield from _cache_twists(scene, past)

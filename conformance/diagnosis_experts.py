@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from kdtr.conformance.diagnosis_attention import Twist
 from kdtr.conformance.diagnosis_forward import (
     Array,
     Workings,
@@ -18,6 +17,7 @@ from kdtr.conformance.diagnosis_forward import (
     softmax,
 )
 from kdtr.conformance.diagnosis_past import Past
+from kdtr.conformance.diagnosis_twist import Twist
 from kdtr.contract import ModelConfig
 
 

@@ -72,7 +72,7 @@ class Scene:
     """A stage that differs at one point of a case. All arrays but `actual` and `seen` are truth.
 
     expected     and actual: of equal shape, unless the form itself is wrong
-    bound        of numeric stages: the largest honest error, broadcasts against expected
+    bound        of numeric stages: the largest honest error, with the axes within a row 1
     expectation  everything expected at the point; history: at the points before it, in order
     seen         the engine's observations at the point, by (stage, layer); seen_before: at the
                  point before

@@ -18,6 +18,7 @@ from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import NoiseFloor
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
+from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
 
 Progress = Callable[[str], None]
@@ -71,9 +72,11 @@ def run_gate(
     selection: Selection = Selection(),
     progress: Progress = lambda _: None,
     command: str = "kdtr",
+    xray: bool = False,
 ) -> GateResult:
     """Judge the engine. `engine_name`, `options` and `command` are for the reproduction lines.
 
+    xray  whether the x-ray models are read too
     Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
     CaseError for a selection that selects nothing.
     """
@@ -95,6 +98,15 @@ def run_gate(
             )
             for finding in result.findings
         ]
+    if xray:
+        gate.results += xray_results(
+            engine,
+            gate.findings,
+            engine_name=engine_name,
+            options=options or {},
+            command=command,
+            progress=progress,
+        )
     return gate
 
 

@@ -135,9 +135,7 @@ class Decisions:
         return own + self.expectation.router_bias(layer).astype(own.dtype)
 
 
-def thin_choices(
-    expectation: Expectation, layer: int, noise: PointNoise
-) -> tuple[np.ndarray, str]:
+def thin_choices(expectation: Expectation, layer: int, noise: PointNoise) -> tuple[np.ndarray, str]:
     """Rows [n] bool whose choice of experts may fall either way, and the thinnest in words.
 
     For engines that do not show their choice: whatever follows from it may differ too.

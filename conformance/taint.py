@@ -90,4 +90,3 @@ class Taint:
     def commits_suspect(self) -> bool:
         """Whether a suspect is committed: then every later row is one."""
         return bool(self.may[self._path].any())
-

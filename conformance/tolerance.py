@@ -5,10 +5,10 @@ An ensemble of honest engines of the declared profile has run the same forward
 sample of the largest rounding error e of that row. An engine that is judged is one more sample,
 with its own order of sums and its own places of rounding. Of K + 1 exchangeable samples the
 judged one is the largest with probability 1 / (K + 1), so the ensemble's maximum alone would
-blame one honest row in seven. The maximum over c channels of a normal error concentrates: with
-standard deviation s it lies near s sqrt(2 ln c), with a tail exp(-(t/s)^2 / 2). SAFETY = 4 puts
-the bound at no less than 4 s, were a row to have a single channel and the ensemble only its
-typical draw: exp(-8) per row, and far less where a row has many channels.
+blame one honest row in seven. Let an error be normal with standard deviation s. The largest of
+the n = K c errors of a row of c channels lies below 2/3 s with probability 0.495**n: 2e-4 for a
+row of two channels, and never for a longer one. SAFETY = 6 keeps the bound above 4 s there, which
+an honest error passes once in 16,000; at its usual place, above s sqrt(2 ln n), the bound is 13 s.
 
 A row may be lucky in all members, above all a short one: then the stage's median, as a fraction of
 the row's scale, takes its place. And storing a value once more, the last thing an engine does,
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SAFETY = 4.0
+SAFETY = 6.0
 
 # Half the distance from 1 to the next number.
 UNIT_ROUNDOFF = {

@@ -189,4 +189,3 @@ def _turned(x: np.ndarray, error: np.ndarray) -> np.ndarray:
         error = error[:, None]
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first - second * error, second + first * error], axis=-1)
-

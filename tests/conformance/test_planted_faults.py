@@ -351,6 +351,8 @@ def test_a_finding_as_a_person_reads_it(kdtr: Callable[..., SimpleNamespace], ti
         "            keeps all P rows, grows L by P and makes the target of the last row",
         "            the root; prefill in chunks of any size gives the same cache and",
         "            root.",
+        "  looks like positions are L + index, as if the tree were a chain (fits every",
+        "             element, POS-1)",
         f"  again     kdtr gate {tiny} --engine {ENGINE} --engine-option fault=position_by_index"
         " --case y-tree --mode round --until round0",
     ] == finding_of(run.out)

@@ -57,9 +57,7 @@ def fault(
     return register
 
 
-def make_engine(
-    fault: str, page_size: int = 3, split_size: int = 5, dtype: str = "float32"
-) -> Any:
+def make_engine(fault: str, page_size: int = 3, split_size: int = 5, dtype: str = "float32") -> Any:
     """Pages of 3: the prompt and the trees cross their edges."""
     options = {"page_size": page_size, "split_size": split_size, "dtype": dtype}
     engine = load_engine("host", options)

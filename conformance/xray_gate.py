@@ -1,0 +1,63 @@
+"""The x-ray set as a part of the gate: a case per model, in the mode `x-ray`.
+
+Where a golden bundle has already named a stage at which the engine parts from the truth, the
+x-ray models would show the same fault in other words: they are blocked, so that one fault gives
+one finding. Where only logits were wrong, or nothing was, they are read.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kdtr.conformance.finding import CaseResult, Finding, Verdict
+from kdtr.conformance.xray import ModelResult, XrayResult, run_xray, xray_models
+from kdtr.contract import STAGE, Engine, Source, UnsupportedError
+
+XRAY = "x-ray"  # the mode's name, and the bundle's
+_LATE = ("logits", "final_hidden", "hidden")  # where everything shows and nothing is named
+
+
+def xray_results(
+    engine: Engine,
+    earlier: Iterable[Finding],
+    *,
+    engine_name: str,
+    options: Mapping[str, Any],
+    command: str,
+    progress: Callable[[str], None],
+) -> list[CaseResult]:
+    """Ask and judge, but where an earlier finding names a stage of the forward."""
+    if any(_names_a_cause(finding) for finding in earlier):
+        names = [model.name for model in xray_models()]
+        return [CaseResult(XRAY, name, XRAY, Verdict.BLOCKED, blocked=1) for name in names]
+    try:
+        result = run_xray(engine, progress=lambda name: progress(f"{XRAY} / {name}"))
+    except UnsupportedError:
+        return [CaseResult(XRAY, "all", XRAY, Verdict.UNSUPPORTED)]
+    again = [command, "xray", "--engine", engine_name]
+    for key, value in options.items():
+        again += ["--engine-option", f"{key}={value!r}"]
+    return [_case(model, result, again) for model in result.models]
+
+
+def _names_a_cause(finding: Finding) -> bool:
+    stage = STAGE.get(finding.stage)
+    if not finding.verdict.is_bad or stage is None or stage.name in _LATE:
+        return False
+    return stage.source in (Source.FORWARD, Source.LAYER)
+
+
+def _case(model: ModelResult, result: XrayResult, again: list[str]) -> CaseResult:
+    findings = [
+        replace(finding, reproduce=shlex.join([*again, "--model", model.name]))
+        for finding in result.findings
+        if finding.place.case == model.name
+    ]
+    case = CaseResult(XRAY, model.name, XRAY, model.verdict, 1, model.compared, model.rows)
+    case.findings = findings
+    if model.compared:
+        case.saw(model.headroom)
+    return case
