@@ -28,7 +28,7 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: help setup gate test bench campaign golden golden-check properties lint types format dist clean
+.PHONY: help setup gate test bench calibrate campaign golden golden-check properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -53,9 +53,14 @@ campaign: $(VENV)/ready-test ## run 2,000 examples of the laws over processes; A
 	$(KDTR) campaign --engine host --engine-option page_size=3 --engine-option split_size=5 \
 	  --twin-option page_size=2 --cases 2000 --out build/campaign $(ARGS)
 
-bench: $(VENV)/ready-test ## measure reading and campaigns; tables in benchmarks/results
+bench: $(VENV)/ready-test $(TINY) ## measure reading, judging, campaigns; tables in benchmarks/results
+	$(PYTEST) benchmarks --benchmark-enable --benchmark-only $(ARGS)
+	$(BIN)/python benchmarks/judging.py --out benchmarks/results/judging.md
 	$(BIN)/python benchmarks/bundle_reading.py --out benchmarks/results/bundle-reading.md
 	$(BIN)/python benchmarks/campaign.py --out benchmarks/results/campaign.md
+
+calibrate: $(VENV)/ready-test ## 20,000 rounds of honest engines, and planted faults: half an hour
+	$(BIN)/python benchmarks/calibration.py --out benchmarks/results/calibration.md $(ARGS)
 
 golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and tiny in build/
 	$(KDTR) golden --corpus --out $(CORPUS)

@@ -20,6 +20,7 @@ from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import TRACED, VERBS, Engine, EngineError, EngineInfo, KdtrError, NumericProfile
 
 ENTRY_POINTS = "kdtr.engines"
+SUMMED_IN = ("float64", "float32")  # what reference/noisy.py can emulate
 STDIO = "stdio:"
 
 
@@ -168,3 +169,8 @@ def _check_profile(name: str, profile: NumericProfile) -> None:
                 f"engine {name}: profile.{field} = {dtype!r}; expected one of "
                 f"{', '.join(UNIT_ROUNDOFF)}"
             )
+    if profile.accumulation not in SUMMED_IN:
+        raise EngineError(
+            f"engine {name}: profile.accumulation = {profile.accumulation!r}; bounds are known for "
+            f"sums in {' and '.join(SUMMED_IN)} alone"
+        )

@@ -108,7 +108,7 @@ class _CaseJudge:
         self._noise = noise
         self._mode = mode
         self._why = ""  # of the thin choice that was suspected last
-        self._unseen = ""  # the thin choice of experts that was not shown, once it is committed
+        self._suspect_since: int | None = None  # the layer from which the cache may differ
         self._before: dict[Key, np.ndarray] = {}  # what was seen at the point before
 
     def point(self, driver: Driver, point: str) -> bool:
@@ -156,13 +156,13 @@ class _CaseJudge:
         seen.sort_experts()
         taint = self._taint(expectation)
         for stage, layer in stage_order(self._config.num_hidden_layers):
-            taint.enter(layer)
+            taint.enter(stage, layer)
             if stage.name == "expert_ids" and (stage.name, layer) not in seen.arrays:
                 self._suspect(point, expectation, layer, taint)
             expected = _expected(expectation, stage, layer)
             if expected is None or self._mode.hides(stage) or stage.source in hidden_by_tie:
                 continue
-            if stage.source in _DOWNSTREAM and taint.commits_moved and not self._mode.pinned:
+            if stage.source in _DOWNSTREAM and taint.decides_moved and not self._mode.pinned:
                 continue
             actual = seen.arrays.get((stage.name, layer))
             if actual is None:
@@ -188,9 +188,10 @@ class _CaseJudge:
             hidden_by_tie.add(Source.WALK)
             if not self._pins(point):
                 return False
-        self._result.excused_rows += int(taint.moved.sum())
+        self._result.excused_rows += taint.n_moved
+        self._suspect_since = taint.commits_suspect_since
         self._before = seen.arrays
-        return not taint.commits_moved
+        return not (taint.commits_moved or (taint.decides_moved and not self._mode.pinned))
 
     def _scene(
         self,
@@ -224,10 +225,8 @@ class _CaseJudge:
     def _taint(self, expectation: Expectation) -> Taint:
         mask = expectation.get("mask")
         assert mask is not None
-        taint = Taint(mask, expectation.get("path"))
-        if self._unseen:
-            taint.suspect(np.ones(len(mask), dtype=bool))
-        return taint
+        layers = self._config.num_hidden_layers
+        return Taint(layers, mask, expectation.get("path"), self._suspect_since)
 
     def _suspect(
         self, point: str, expectation: Expectation, layer: int | None, taint: Taint
@@ -238,10 +237,8 @@ class _CaseJudge:
             return
         thin, why = thin_choices(expectation, layer, self._noise.point(point))
         if thin.any():
-            taint.suspect(thin)
+            taint.suspect(thin, layer)
             self._why = why
-            if taint.commits_suspect:
-                self._unseen = why
 
     def _compare_stage(
         self,
@@ -269,7 +266,8 @@ class _CaseJudge:
                 if tie is None:
                     return finding
                 if stage.name == "expert_ids":
-                    taint.choose((expected != judged).any(axis=1))
+                    assert layer is not None
+                    taint.choose((expected != judged).any(axis=1), layer)
                 return replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
         suspects = taint.judged(stage, expected, actual, suspects=True)
         if suspects is None:

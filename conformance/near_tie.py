@@ -113,7 +113,7 @@ class Decisions:
         chosen = np.zeros(scores.shape, dtype=bool)
         np.put_along_axis(chosen, actual, True, axis=1)
         biased = scores + self.expectation.router_bias(layer)
-        favoured = biased + np.where(chosen, bound, -bound)
+        favoured = _favoured(self.config, biased, chosen, bound)
         own = self._own_choice(layer, scores.shape)
         for row in rows:
             took = np.flatnonzero(chosen[row])
@@ -126,11 +126,9 @@ class Decisions:
         return f"the choice of row {row} hangs on {gap:.2g}, less than {bound[row, 0]:.2g}"
 
     def _own_choice(self, layer: int, shape: tuple[int, ...]) -> np.ndarray | None:
-        """The engine's own biased scores [n, e], in their own precision, where they decide."""
+        """The engine's own biased scores [n, e], in their own precision."""
         own = self.router_scores.get(layer)
-        profile = self.profile
-        coarse = UNIT_ROUNDOFF[profile.scores] > UNIT_ROUNDOFF[profile.accumulation]
-        if own is None or own.shape != shape or coarse:
+        if own is None or own.shape != shape:
             return None
         return own + self.expectation.router_bias(layer).astype(own.dtype)
 
@@ -152,6 +150,23 @@ def thin_choices(expectation: Expectation, layer: int, noise: PointNoise) -> tup
         f"an expert choice that the engine does not show hangs on {gap[row]:.2g} in layer "
         f"{layer}, row {row}, less than {bound[row]:.2g}"
     )
+
+
+def _favoured(
+    config: ModelConfig, biased: np.ndarray, chosen: np.ndarray, bound: np.ndarray
+) -> np.ndarray:
+    """The biased scores [n, e], every one moved within its bound [n, 1] to bring about a choice.
+
+    Those of the chosen rise, and so do the others of their groups, which make the group strong,
+    but not up to a chosen one; all others fall (MOE-2).
+    """
+    groups = chosen.reshape(len(chosen), config.n_group, -1)
+    in_taken_group = np.repeat(groups.any(axis=2), groups.shape[2], axis=1)
+    risen = biased + bound
+    lowest_chosen = np.where(chosen, risen, np.inf).min(axis=1, keepdims=True)
+    beside = np.minimum(risen, np.nextafter(lowest_chosen, -np.inf))
+    fallen = biased - bound
+    return np.where(chosen, risen, np.where(in_taken_group, np.maximum(beside, fallen), fallen))
 
 
 def _choice(config: ModelConfig, biased: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def print_report(console: Console, info: EngineInfo, gate: GateResult, seconds: 
         for line in finding.lines(console.width, told):
             console.print(Text(line), soft_wrap=True)
         told.update(finding.rules)
-    for line in _not_shown(gate.results):
+    for line in (*_on_the_profile(gate.results), *_not_shown(gate.results)):
         console.print(Text(line))
     console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
 
@@ -153,6 +153,21 @@ def _below_the_table(results: list[CaseResult]) -> Iterator[str]:
     blocked = sum(result.blocked for result in results)
     if blocked:
         yield f"{_points(blocked)} blocked: not reached, because a finding ends its case"
+
+
+_IDLE = 2.0**-7  # of a bound: the next finer dtype of storage is 8 times finer, float32 65,536
+
+
+def _on_the_profile(results: list[CaseResult]) -> Iterator[str]:
+    """A warning where the errors are those of another profile than the declared one."""
+    headrooms = [r.headroom for r in results if r.headroom is not None and r.comparisons > 1]
+    used = max(headrooms, default=1.0)
+    if 0 < used < _IDLE:
+        yield ""
+        yield (
+            f"the largest error is {used:.2g} of its bound: the engine is more precise than it "
+            "declares, and faults of that size pass; look at EngineInfo.profile"
+        )
 
 
 def _not_shown(results: list[CaseResult]) -> Iterator[str]:

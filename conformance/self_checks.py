@@ -48,6 +48,7 @@ class Bench:
 
     rows      compared so far
     headroom  the largest distance seen, as a fraction of its bound
+    tie       a decision that fell otherwise within the bounds, in words, or ""
     """
 
     model: SelfModel
@@ -55,6 +56,7 @@ class Bench:
     seed: int = 0
     rows: int = 0
     headroom: float = 0.0
+    tie: str = ""
 
     def tokens(self, what: str, n: int) -> tuple[int, ...]:
         return tuple(hash_below(self.seed, what, n, self.model.vocab_size).tolist())
@@ -84,6 +86,35 @@ class Bench:
 
 
 Check = Callable[[Bench], Wrong | None]
+
+
+def context(bench: Bench) -> Wrong | None:
+    """MASK-1, FWD-4: a row hangs on the tokens before it and on their order.
+
+    Where it does not, every comparison with plain decoding would pass: nothing can be told.
+    """
+    prompt = bench.tokens("context", 4)
+    if len(set(prompt)) < len(prompt):
+        prompt = tuple(dict.fromkeys(bench.tokens("context", 64)))[:4]
+    row = bench.model.plain_row(prompt)
+    other = next(t for t in bench.tokens("other", 64) if t not in prompt)
+    changes = {
+        "another first token": (other, *prompt[1:]),
+        "another token before it": (*prompt[:2], other, prompt[3]),
+        "the first two tokens exchanged": (prompt[1], prompt[0], *prompt[2:]),
+    }
+    for words, tokens in changes.items():
+        moved = float(np.abs(bench.model.plain_row(tokens) - row).max())
+        bench.rows += 1
+        if not moved > bench.bound(row):
+            return Wrong(
+                ("MASK-1", "FWD-4"),
+                "prompt of 4",
+                f"{words} does not move a row beyond its bound ({moved:.3g} of "
+                f"{bench.bound(row):.3g}): the engine does not read what is before a row, or its "
+                "noise hides it, and no comparison with plain decoding tells anything",
+            )
+    return None
 
 
 def root_alone(bench: Bench) -> Wrong | None:
@@ -199,7 +230,11 @@ def greedy(bench: Bench) -> Wrong | None:
             walked = _walk(tree, targets)
             if walked != path:
                 shared = [a for a, b in zip(walked, path, strict=False) if a == b]
-                if _gap(rows[shared[-1]]) <= 2 * bench.bound(rows[shared[-1]]):
+                gap, bound = _gap(rows[shared[-1]]), bench.bound(rows[shared[-1]])
+                if gap <= 2 * bound:
+                    bench.tie = (
+                        f"tree {name}: two logits differ by {gap:.2g}, less than {2 * bound:.2g}"
+                    )
                     return None
                 return Wrong(
                     ("LOSSLESS", "ACC-1"),
@@ -215,6 +250,7 @@ def greedy(bench: Bench) -> Wrong | None:
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (
+    ("context", context),
     ("root-alone", root_alone),
     ("chains", chains),
     ("trees", trees),

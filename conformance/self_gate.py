@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
@@ -17,7 +17,7 @@ from kdtr.conformance.gate import GateResult, Progress
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.self_checks import CHECKS, Bench, Check, Wrong
 from kdtr.conformance.self_model import SelfModel, load_self
-from kdtr.conformance.self_noise import SelfNoise, measure
+from kdtr.conformance.self_noise import SelfNoise, coarsest_roundoff, measure
 from kdtr.contract import Engine, KdtrError
 
 SELF = "self"  # the mode's name
@@ -90,10 +90,8 @@ def run_self(
     finally:
         model.model.close()
     for result in gate.results:
-        for finding in result.findings:
-            object.__setattr__(
-                finding, "reproduce", request.line(engine_name, options or {}, result.case)
-            )
+        line = request.line(engine_name, options or {}, result.case)
+        result.findings = [replace(finding, reproduce=line) for finding in result.findings]
     return gate
 
 
@@ -107,12 +105,13 @@ def _noise(model: SelfModel, request: SelfRequest) -> tuple[SelfNoise | None, Ca
         _error(result, error)
         return None, result
     result.comparisons = result.rows = noise.samples
-    if not noise.is_vacuous:
+    if not noise.is_more_than_rounding(coarsest_roundoff(model)):
         return noise, result
     wrong = Wrong(
         ("FWD-1", "LOSSLESS"),
         NOISE,
-        f"the engine's answers for the same tokens lie {noise.relative:.2g} of a row's scale apart",
+        f"the engine's answers for the same tokens lie {noise.relative:.2g} of a row's scale "
+        "apart, more than its declared precision explains",
         noise.worst,
         "chunks of a prompt, or rows of one call, are not independent",
     )
@@ -132,6 +131,11 @@ def _run(result: CaseResult, bench: Bench, check: Check) -> None:
         result.saw(bench.headroom)
     if wrong is not None:
         _fail(result, wrong)
+    elif bench.tie:
+        result.verdict = Verdict.NEAR_TIE
+        place = Place(result.bundle, result.case, SELF, "rounds")
+        rules = ("LOSSLESS", "NUM-2")
+        result.findings.append(Finding(Verdict.NEAR_TIE, place, "targets", bench.tie, rules=rules))
 
 
 def _fail(result: CaseResult, wrong: Wrong) -> None:

@@ -17,6 +17,9 @@ from kdtr.conformance.self_model import SelfModel
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 
 SAFETY = 8.0  # few samples, and a tree's shapes are not among them
+# Roundings that may add up on the way from embedding to logits: a thousand layers of 15 sums, with
+# random signs, are 122; eight times that.
+MANY = 1024
 # Beyond it a bound says nothing: a wrong index moves a row by about this much.
 VACUOUS = 1 / 8
 
@@ -36,9 +39,12 @@ class SelfNoise:
         """The largest honest distance of a row [w] from another answer for it."""
         return float((SAFETY * self.relative + 4 * unit_roundoff) * np.abs(row).max())
 
-    @property
-    def is_vacuous(self) -> bool:
-        return self.relative * SAFETY > VACUOUS
+    def is_more_than_rounding(self, unit_roundoff: float) -> bool:
+        """Whether the answers lie further apart than sums in another order may bring them.
+
+        Beyond MANY roundings of the coarsest dtype, or where a bound would be vacuous; NaN too.
+        """
+        return not self.relative <= min(VACUOUS / SAFETY, MANY * unit_roundoff)
 
 
 def measure(model: SelfModel, prompts: Sequence[Sequence[int]]) -> SelfNoise:
@@ -50,7 +56,9 @@ def measure(model: SelfModel, prompts: Sequence[Sequence[int]]) -> SelfNoise:
         for name, row in _other_ways(model, tokens):
             samples += 1
             distance = float(np.abs(row - whole).max()) / scale if scale else 0.0
-            if not distance <= relative:  # NaN is the largest
+            if not np.isfinite(row).all() or not np.isfinite(whole).all():
+                distance = float("inf")
+            if distance > relative:
                 relative = distance
                 worst = f"{name} against a prefill of {len(tokens) - 1} tokens at once"
     return SelfNoise(relative, worst, samples)
@@ -65,3 +73,10 @@ def _other_ways(model: SelfModel, tokens: Sequence[int]) -> list[tuple[str, np.n
 def unit_roundoff(model: SelfModel) -> float:
     """Of the dtype in which the engine declares its logits."""
     return UNIT_ROUNDOFF[model.info.profile.logits]
+
+
+def coarsest_roundoff(model: SelfModel) -> float:
+    """Of the coarsest dtype that the engine declares."""
+    profile = model.info.profile
+    fields = ("weights", "activations", "latents", "scores", "logits", "accumulation")
+    return max(UNIT_ROUNDOFF[getattr(profile, field)] for field in fields)

@@ -17,6 +17,7 @@ VERBS = [
     "properties",
     "campaign",
     "bench",
+    "calibrate",
     "golden",
     "golden-check",
     "lint",

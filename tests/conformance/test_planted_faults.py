@@ -55,7 +55,7 @@ def first_finding(judge: Judge, tiny: Path, name: str, mode: str) -> Finding:
     return judge(ENGINE, tiny, fault.case, modes=[mode], until=fault.until, fault=name).findings[0]
 
 
-# The six of the project's card, to the element. The prompt of y-tree has 13 tokens, its first
+# To the element. The prompt of y-tree has 13 tokens, its first
 # round accepts 0-2-3, its second the root alone.
 @pytest.mark.parametrize("mode", ["stepwise", "round"])
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import planted_faults
 import pytest
 
 from kdtr.conformance import GateResult, Verdict, load_engine
 from kdtr.conformance.cli import main
 from kdtr.conformance.self_gate import SelfRequest, run_self
-from kdtr.contract import UnsupportedError
+from kdtr.contract import EngineInfo, NumericProfile, UnsupportedError, Verified
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,16 @@ def test_the_honest_engine_passes(source: str, dtype: str) -> None:
 
     assert gate.passed
     assert [] == gate.findings
-    assert ["noise", "root-alone", "chains", "trees", "untouched", "commits", "greedy"] == [
-        result.case for result in gate.results
-    ]
+    assert [
+        "noise",
+        "context",
+        "root-alone",
+        "chains",
+        "trees",
+        "untouched",
+        "commits",
+        "greedy",
+    ] == [result.case for result in gate.results]
     assert all(result.rows for result in gate.results)
 
 
@@ -82,6 +90,77 @@ def test_without_forward_tokens_a_fault_is_still_seen(source: str, fault: str) -
     engine = logits_only(planted_faults.make_engine(fault), "forward_tokens")
 
     assert not judged(engine, source).passed
+
+
+class Oracle:
+    """A session whose logits are a function of the row's own token: no mask, cache or position."""
+
+    def __init__(self, vocab_size: int, logits: Any) -> None:
+        self.committed_len, self.root = 0, None
+        self._vocab_size, self._logits = vocab_size, logits
+
+    def prefill(self, tokens: Any) -> int:
+        self.committed_len += len(tokens)
+        self.chunked = getattr(self, "chunked", 0) + 1
+        return 0
+
+    def set_root(self, token: int) -> None:
+        self.root = token
+
+    def verify(self, tree: Any) -> Any:
+        rows = np.stack([self._logits(self, t, self._vocab_size) for t in tree.tokens])
+        return Verified(rows, tuple(int(row.argmax()) for row in rows))
+
+    def commit(self, acceptance: Any) -> None:
+        self.committed_len += len(acceptance.path)
+
+    def close(self) -> None:
+        pass
+
+
+def oracle(logits: Any) -> Any:
+    info = EngineInfo(
+        "oracle",
+        "1",
+        "cpu",
+        NumericProfile(),
+        frozenset({"prefill", "set_root", "verify", "commit"}),
+    )
+    config = SimpleNamespace(vocab_size=50, max_position_embeddings=128)
+    model = SimpleNamespace(
+        config=config, open=lambda max_len: Oracle(50, logits), close=lambda: None
+    )
+    return SimpleNamespace(info=info, load=lambda source: model)
+
+
+def by_token(session: Any, token: int, n: int) -> np.ndarray:
+    return np.random.default_rng(token).random(n)
+
+
+@pytest.mark.parametrize("logits", [by_token, lambda session, token, n: np.ones(n)])
+def test_an_engine_that_reads_nothing_before_a_row_fails(logits: Any) -> None:
+    gate = judged(oracle(logits), "x")
+
+    (finding,) = gate.findings
+    assert "context" == finding.place.case
+    assert "another first token does not move a row beyond its bound" in finding.summary
+
+
+def test_nan_behind_chunks_is_no_noise() -> None:
+    def nan_in_two_chunks(session: Any, token: int, n: int) -> np.ndarray:
+        return by_token(session, token, n) * (np.nan if session.chunked == 2 else 1)
+
+    gate = judged(oracle(nan_in_two_chunks), "x")
+
+    (finding,) = gate.findings
+    assert ("noise", "prefill in 2 chunks") == (finding.place.case, finding.where[:19])
+
+
+def test_a_small_difference_between_chunkings_is_no_noise_either() -> None:
+    def off_by_a_thousandth(session: Any, token: int, n: int) -> np.ndarray:
+        return by_token(session, token, n) + 1e-3 * (session.chunked > 1)
+
+    assert "noise" == judged(oracle(off_by_a_thousandth), "x").findings[0].place.case
 
 
 def test_what_is_missing_is_said_by_name(source: str) -> None:

@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kdtr.conformance.tolerance import row_bound
+from kdtr.conformance.noise_floor import NoiseFloor, stored_in
+from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound, row_scale
 from kdtr.contract import STAGE, DraftTree, ModelConfig, NumericProfile, Source
 from kdtr.engine import make_engine
 from kdtr.engine.host_kernels import HostKernels
@@ -33,6 +34,24 @@ def dtype(request: pytest.FixtureRequest) -> str:
 def all_chosen(small: ModelConfig) -> ModelConfig:
     """Every expert is chosen: no choice hangs on rounding, so every stage has a bound."""
     return small.replace(num_experts_per_tok=8, topk_group=4)
+
+
+def bounds(
+    config: ModelConfig, weights: dict[str, np.ndarray], profile: NumericProfile, truth: Stages
+) -> Stages:
+    """Of every row of every numeric stage (NUM-3)."""
+    members = [model for _, model in NoiseFloor(config, weights, profile).members()]
+    shown = [traced_verify(model) for model in members]
+    found = {}
+    for (name, layer), expected in numeric(truth).items():
+        finite = np.where(np.isfinite(expected), expected, 0)
+        noise = [
+            row_scale(np.where(np.isfinite(expected), one[name, layer] - finite, 0), 1)
+            for one in shown
+        ]
+        unit = UNIT_ROUNDOFF[stored_in(profile, STAGE[name])]
+        found[name, layer] = row_bound(expected, np.max(noise, axis=0), 1, unit)
+    return found
 
 
 def held(values: np.ndarray, dtype: str) -> bool:
@@ -139,37 +158,39 @@ def test_distance_to_the_truth_is_that_of_the_dtype(
     )
 
     declared = RoundedKernels(HostKernels(), dtype).profile
+    within = bounds(all_chosen, small_weights, declared, truth)
+    narrow = bounds(all_chosen, small_weights, NumericProfile(), truth)
     outside = set()
     for (name, layer), expected in numeric(truth).items():
         seen = np.isfinite(expected)  # scores are -inf where invisible
         error = np.where(seen, np.abs(found[name, layer] - np.where(seen, expected, 0)), 0)
-        within, narrow = (
-            row_bound(STAGE[name], layer, expected, all_chosen, profile)
-            for profile in (declared, NumericProfile())
-        )
-        assert (error <= within).all(), (name, layer)
-        if (error > narrow).any():
+        assert (error <= within[name, layer]).all(), (name, layer)
+        if (error > narrow[name, layer]).any():
             outside.add(name)
     assert {name for name, _ in numeric(truth)} - outside <= {"embedding", "expert_weights"}
 
 
 def test_a_tree_equals_its_paths_read_in_a_row(
-    load: Callable[..., Any], all_chosen: ModelConfig, trace: Any
+    load: Callable[..., Any],
+    small_weights: dict[str, np.ndarray],
+    all_chosen: ModelConfig,
+    trace: Any,
 ) -> None:
     """Node by node: verify of the tree beside prefill and lone roots along the path (LOSSLESS)."""
     model = load(all_chosen, dtype="bfloat16")
+    truth = traced_verify(make_reference().load((all_chosen, small_weights)))
+    profile = RoundedKernels(HostKernels(), "bfloat16").profile
+    bound = bounds(all_chosen, small_weights, profile, truth)["logits", None]
     verified = read_prompt(model).verify(TREE)
 
-    profile = RoundedKernels(HostKernels(), "bfloat16").profile
     for path in ((0, 1), (0, 2, 3)):
         session = read_prompt(model)
         for node in path:
             session.set_root(TREE.tokens[node])
             session.decode(trace=trace)
             alone = trace["logits", None]  # [1, w]
-            bound = row_bound(STAGE["logits"], None, alone, all_chosen, profile)
             # Each is within its bound of the truth, so both are within two of each other.
-            assert (np.abs(verified.logits[node] - alone) <= 2 * bound).all(), path
+            assert (np.abs(verified.logits[node] - alone) <= 2 * bound[node]).all(), path
 
 
 def test_committed_rows_are_moved_and_not_rounded_again(

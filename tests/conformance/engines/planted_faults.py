@@ -1,7 +1,7 @@
 """The host engine with one fault: an operation or a verb of the loaded engine is wrapped.
 
 `planted_faults:make_engine` with the option `fault` is such an engine by name. Faults are those of
-real engines; M0xx is the number in the list that the project was given.
+real engines.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def root_low(engine: Any) -> None:
 
 @fault(breaks="POS-1", first_seen_at="positions")
 def position_by_index(engine: Any) -> None:
-    """M002: node i is at L + i, as if the tree were a chain."""
+    """Node i is at L + i, as if the tree were a chain."""
 
     def tree_layout(original: Any, parents: Any, committed_len: int) -> Any:
         _, ancestors = original(parents, committed_len)
@@ -153,7 +153,7 @@ def position_by_index(engine: Any) -> None:
 
 @fault(breaks="POS-1", first_seen_at="positions")
 def drafts_high(engine: Any) -> None:
-    """M001: every node but the root is one too high."""
+    """Every node but the root is one too high."""
 
     def tree_layout(original: Any, parents: Any, committed_len: int) -> Any:
         positions, ancestors = original(parents, committed_len)
@@ -176,7 +176,7 @@ def sibling_visible(engine: Any) -> None:
 
 @fault(breaks="MASK-2", first_seen_at="mask")
 def visibility_transposed(engine: Any) -> None:
-    """M015: a node sees its descendants instead of its ancestors."""
+    """A node sees its descendants instead of its ancestors."""
 
     def tree_layout(original: Any, parents: Any, committed_len: int) -> Any:
         positions, ancestors = original(parents, committed_len)
@@ -187,7 +187,7 @@ def visibility_transposed(engine: Any) -> None:
 
 @fault(breaks="MASK-2", first_seen_at="mask", case="best-first", until="round6")
 def first_mask_of_a_size(engine: Any) -> None:
-    """M143: every tree of a size gets the mask of the first one."""
+    """Every tree of a size gets the mask of the first one."""
     masks: dict[int, Any] = {}
 
     def tree_layout(original: Any, parents: Any, committed_len: int) -> Any:
@@ -222,7 +222,7 @@ def stale_row_visible(engine: Any) -> None:
 
 @fault(breaks="COMMIT-1", first_seen_at="cache_c_kv")
 def no_compaction(engine: Any) -> None:
-    """M035: rows stay where they are, and L grows."""
+    """Rows stay where they are, and L grows."""
 
     def commit_rows(original: Any, cache: Any, *rest: Any) -> Any:
         with _rows_restored(cache, slice(None)):
@@ -233,7 +233,7 @@ def no_compaction(engine: Any) -> None:
 
 @fault(breaks="COMMIT-1", first_seen_at="cache_k_pe")
 def only_c_kv_moves(engine: Any) -> None:
-    """M037: the k_pe columns stay behind."""
+    """The k_pe columns stay behind."""
 
     def commit_rows(original: Any, cache: Any, *rest: Any) -> Any:
         with _rows_restored(cache, slice(cache.latent_len, None)):
@@ -300,7 +300,7 @@ def _moved_through(dtype: Any) -> Callable[..., Any]:
 
 @fault(breaks="COMMIT-1", first_seen_at="cache_c_kv", until="chunk0")
 def one_layer_for_all(engine: Any) -> None:
-    """M054: cache[layer] -> cache[0]."""
+    """Cache[layer] -> cache[0]."""
 
     def append_latents(original: Any, cache: Any, layer: int, *rest: Any) -> Any:
         return original(cache, 0, *rest)
@@ -313,7 +313,7 @@ def one_layer_for_all(engine: Any) -> None:
 
 @fault(breaks="MLA-3", first_seen_at="scores", until="chunk0")
 def pages_contiguous(engine: Any) -> None:
-    """M051: rows past a page's end go to the physical neighbour, not to the table's next page."""
+    """Rows past a page's end go to the physical neighbour, not to the table's next page."""
 
     def append_latents(
         original: Any, cache: Any, layer: int, slots: Any, c_kv: Any, k_pe: Any
@@ -337,7 +337,7 @@ def prefill_rows_reversed(engine: Any) -> None:
 
 @fault(breaks="MLA-3", first_seen_at="scores", case="chain")
 def four_rows_written(engine: Any) -> None:
-    """M056: of a tree only the first four rows are written."""
+    """Of a tree only the first four rows are written."""
 
     def append_latents(
         original: Any, cache: Any, layer: int, slots: Any, c_kv: Any, k_pe: Any
@@ -350,7 +350,7 @@ def four_rows_written(engine: Any) -> None:
 
 @fault(breaks="MLA-3", first_seen_at="scores", case="ar")
 def lone_root_not_written(engine: Any) -> None:
-    """M069: a forward of one row does not append it."""
+    """A forward of one row does not append it."""
 
     def append_latents(original: Any, cache: Any, layer: int, slots: Any, *rest: Any) -> Any:
         return None if len(slots) == 1 else original(cache, layer, slots, *rest)
@@ -374,7 +374,7 @@ def bonus_of_last_row(engine: Any) -> None:
 
 @fault(breaks="ACC-1", first_seen_at="path")
 def first_child_only(engine: Any) -> None:
-    """M031: of each node's children only the first can be accepted."""
+    """Of each node's children only the first can be accepted."""
 
     def accept_walk(original: Any, tokens: Any, parents: Any, *rest: Any) -> Any:
         first = np.array([p == -1 or p not in parents[:i] for i, p in enumerate(parents)])
@@ -385,7 +385,7 @@ def first_child_only(engine: Any) -> None:
 
 @fault(breaks="ACC-1", first_seen_at="path")
 def first_child_accepted(engine: Any) -> None:
-    """M025: the first child of the root is always accepted."""
+    """The first child of the root is always accepted."""
 
     def accept_walk(original: Any, tokens: Any, parents: Any, targets: Any, *rest: Any) -> Any:
         targets = targets.copy()
@@ -397,19 +397,19 @@ def first_child_accepted(engine: Any) -> None:
 
 @fault(breaks="COMMIT-2", first_seen_at="committed_len")
 def length_grows_by_tree(engine: Any) -> None:
-    """M042: L += M."""
+    """L += M."""
     _on_commit(engine, lambda tree, path: range(len(tree)))
 
 
 @fault(breaks="COMMIT-2", first_seen_at="committed_len")
 def root_not_counted(engine: Any) -> None:
-    """M044: L += accepted drafts."""
+    """L += accepted drafts."""
     _on_commit(engine, lambda tree, path: path[1:])
 
 
 @fault(breaks="COMMIT-2", first_seen_at="root")
 def root_from_path(engine: Any) -> None:
-    """M027: the next root is the last accepted draft, not the bonus."""
+    """The next root is the last accepted draft, not the bonus."""
 
     def change(session: Any) -> None:
         advance = session._advance
@@ -439,7 +439,7 @@ def scale_from_latent(engine: Any) -> None:
 
 @fault(breaks="FWD-4", first_seen_at="embedding", until="chunk0")
 def no_embedding_at_zero(engine: Any) -> None:
-    """M008: the embedding of the row at position 0 is zero."""
+    """The embedding of the row at position 0 is zero."""
     at: list[Any] = []
 
     def rotary_angles(original: Any, positions: Any, *rest: Any) -> Any:
@@ -454,7 +454,7 @@ def no_embedding_at_zero(engine: Any) -> None:
 
 @fault(breaks="MLA-7", first_seen_at="q_pe", until="chunk0")
 def half_split_pairs(engine: Any) -> None:
-    """M080: pairs (i, i + r/2) where the model has (2i, 2i + 1)."""
+    """Pairs (i, i + r/2) where the model has (2i, 2i + 1)."""
 
     def unsplit(rope: Any) -> Any:
         """Half-split rows back in the checkpoint's order: firsts and seconds by turns."""
@@ -487,7 +487,7 @@ def k_pe_of_wrong_columns(engine: Any) -> None:
 
 @fault(breaks="MLA-2", first_seen_at="c_kv", until="chunk0")
 def columns_swapped(engine: Any) -> None:
-    """M084: the columns are taken as [k_pe | c_kv]."""
+    """The columns are taken as [k_pe | c_kv]."""
 
     def change(attention: Any) -> Any:
         r = len(attention.kv_a) - len(attention.kv_norm)
@@ -498,7 +498,7 @@ def columns_swapped(engine: Any) -> None:
 
 @fault(breaks="MOE-1", first_seen_at="router_scores", until="chunk0")
 def softmax_router(engine: Any) -> None:
-    """M108: softmax where the model scores with sigmoid."""
+    """Softmax where the model scores with sigmoid."""
 
     def router_scores(original: Any, x: Any, gate: Any, _: str) -> Any:
         return original(x, gate, "softmax")
@@ -518,7 +518,7 @@ def groups_ignored(engine: Any) -> None:
 
 @fault(breaks="MOE-2", first_seen_at="expert_ids", case="")
 def groups_masked_with_zero(engine: Any) -> None:
-    """M104: dropped groups compete with 0, not -inf. Only negative biased scores show it."""
+    """Dropped groups compete with 0, not -inf. Only negative biased scores show it."""
 
     def choose_experts(original: Any, scores: Any, bias: Any, config: Any) -> Any:
         n, e = scores.shape
@@ -536,7 +536,7 @@ def groups_masked_with_zero(engine: Any) -> None:
 
 @fault(breaks="MOE-3", first_seen_at="expert_weights", until="chunk0")
 def weights_from_biased(engine: Any) -> None:
-    """M102: the correction bias is in the weights."""
+    """The correction bias is in the weights."""
 
     def choose_experts(original: Any, scores: Any, bias: Any, config: Any) -> Any:
         ids, _ = original(scores, bias, config)
@@ -561,7 +561,7 @@ def scaled_twice(engine: Any) -> None:
 
 @fault(breaks="MOE-3", first_seen_at="mlp_out", until="chunk0")
 def first_weight_for_all(engine: Any) -> None:
-    """M115: every chosen expert gets the first one's weight."""
+    """Every chosen expert gets the first one's weight."""
 
     def experts(original: Any, x: Any, ids: Any, weights: Any, *rest: Any) -> Any:
         return original(x, ids, np.broadcast_to(weights[:, :1], weights.shape), *rest)
@@ -585,7 +585,7 @@ def shared_expert_missing(engine: Any) -> None:
 
 @fault(breaks="NORM-1", first_seen_at="final_hidden", until="chunk0")
 def final_norm_twice(engine: Any) -> None:
-    """M092: the final norm is applied twice."""
+    """The final norm is applied twice."""
     final: list[Any] = []
 
     def rms_norm(original: Any, x: Any, weight: Any, eps: float) -> Any:
@@ -603,7 +603,7 @@ def final_norm_twice(engine: Any) -> None:
 
 @fault(breaks="NORM-1", first_seen_at="q_nope", until="chunk0")
 def latent_eps_of_other_norms(engine: Any) -> None:
-    """M086: rms_norm_eps in the q_a and kv_a norms. Only an eps of some size shows it."""
+    """Rms_norm_eps in the q_a and kv_a norms. Only an eps of some size shows it."""
     others: list[float] = []
 
     def eps_of(is_latent: bool, eps: float) -> float:
@@ -672,7 +672,7 @@ def _limited(change: Callable[[EmitLimit], EmitLimit]) -> Callable[[Any], None]:
 
 @fault(breaks="FWD-1", first_seen_at="root", case="")
 def last_maximum(engine: Any) -> None:
-    """M029: of equal top logits the highest id wins. Only an exact tie shows it."""
+    """Of equal top logits the highest id wins. Only an exact tie shows it."""
 
     def argmax(original: Any, logits: Any) -> Any:
         return logits.shape[-1] - 1 - original(logits[..., ::-1])
