@@ -8,7 +8,11 @@ its sum to SHA256SUMS; `kdtr golden-check` then holds it to the same bytes for e
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +45,14 @@ def adopt(source: Path, corpus: Path, name: str | None = None) -> Adopted:
     BundleError for a source that is no golden bundle: before anything is written.
     """
     out = corpus / f"{ADOPTED}{_name(source, name)}.kdtr"
+    if not source.is_file():
+        raise BundleError(f"{source}: no such file; expected a golden bundle")
+    _make(corpus)
+    with _alone(corpus):
+        return _adopt(source, corpus, out)
+
+
+def _adopt(source: Path, corpus: Path, out: Path) -> Adopted:
     if out.exists():
         raise CaseError(f"{out} exists; give another --name, or remove it and its line in {SUMS}")
     bundle = GoldenBundle.open(source)
@@ -51,10 +63,13 @@ def adopt(source: Path, corpus: Path, name: str | None = None) -> Adopted:
     if len(known) == len(cases):
         place = sorted(set(known.values()))[0]
         raise CaseError(f"{source}: every case of it is in {place} already; nothing to adopt")
-    sums = read_sums(corpus) if (corpus / SUMS).is_file() else {}
-    _make(corpus)
+    sums = read_sums(corpus) if (corpus / SUMS).exists() else {}
     sha256 = record_again(source, out, without=known)
-    write_sums(corpus, {**sums, out.name: sha256})
+    try:
+        write_sums(corpus, {**sums, out.name: sha256})
+    except OSError:
+        out.unlink()  # a bundle without its sum would be refused by the next try
+        raise
     given = hashlib.sha256(source.read_bytes()).hexdigest()
     return Adopted(
         out,
@@ -88,6 +103,17 @@ def _ids(corpus: Path, *, besides: Path) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _alone(corpus: Path) -> Iterator[None]:
+    """One adoption at a time: each reads the sums and writes them back."""
+    handle = os.open(corpus, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _make(corpus: Path) -> None:
     try:
         corpus.mkdir(parents=True, exist_ok=True)
@@ -105,6 +131,8 @@ def add_adopt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def adopt_command(args: argparse.Namespace) -> list[str]:
     """Adopt; returns what to tell, line by line: the sum first, as sha256sum prints it."""
+    if not args.into:
+        raise BundleError("--into is empty; expected a directory")
     adopted = adopt(Path(args.bundle), Path(args.into), args.name)
     lines = [f"{adopted.sha256}  {adopted.path}", f"cases: {', '.join(adopted.cases)}"]
     if adopted.known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from kdtr.contract import BundleError, ModelConfig
 from kdtr.kdtr_format import Bundle
 
 SUMS = "SHA256SUMS"
+_SUM = re.compile(r"([0-9a-f]{64}) [ *](\S.*)")
 TINY = SeedModel("tiny", ModelConfig.tiny(), TINY_SEED)
 _ALIGNMENT = 64  # bytes: most tensors are small
 
@@ -100,9 +102,13 @@ def read_sums(directory: Path) -> dict[str, str]:
     if not path.is_file():
         raise BundleError(f"{path}: no such file; record the corpus with `make golden`")
     sums = {}
-    for line in path.read_text(encoding="ascii").splitlines():
-        digest, _, name = line.partition("  ")
-        sums[name] = digest
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        found = _SUM.fullmatch(line.decode("ascii", errors="replace"))
+        if found is None:
+            raise BundleError(
+                f"{path}, line {number}: {line[:80]!r}; expected a SHA-256, two blanks and a name"
+            )
+        sums[found[2]] = found[1]
     return sums
 
 

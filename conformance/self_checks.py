@@ -16,7 +16,7 @@ import numpy as np
 from kdtr.conformance.seed_model import hash_below
 from kdtr.conformance.self_influence import influence
 from kdtr.conformance.self_model import SelfModel, ancestors, committed_row, lone, path_tokens
-from kdtr.conformance.self_noise import SelfNoise, unit_roundoff
+from kdtr.conformance.self_noise import SelfNoise, apart
 from kdtr.contract import Acceptance, DraftTree
 
 # Shapes in which the accepted sibling stands first, last and between, and the order is neither
@@ -68,17 +68,10 @@ class Bench:
         chosen = [*drawn, *(t for t in range(self.model.vocab_size) if t not in drawn)]
         return DraftTree(tuple(chosen[: len(parents)]), parents)
 
-    def bound(self, row: np.ndarray) -> float:
-        return self.noise.bound(row, unit_roundoff(self.model))
-
     def differs(self, expected: np.ndarray, actual: np.ndarray) -> float:
         """0 where the rows [w] agree; else how many bounds they lie apart."""
         self.rows += 1
-        if not np.array_equal(np.isfinite(expected), np.isfinite(actual)):
-            return float("inf")
-        bound = self.bound(expected)
-        distance = float(np.abs(expected - actual).max())
-        ratio = distance / bound if bound else (np.inf if distance else 0.0)
+        ratio = apart(expected, actual, self.noise.bound(expected))
         if ratio <= 1:
             self.headroom = max(self.headroom, ratio)
             return 0.0
@@ -104,15 +97,15 @@ def context(bench: Bench) -> Wrong | None:
         "the first two tokens exchanged": (prompt[1], prompt[0], *prompt[2:]),
     }
     for words, tokens in changes.items():
-        moved = float(np.abs(bench.model.plain_row(tokens) - row).max())
+        moved = apart(row, bench.model.plain_row(tokens), bench.noise.bound(row))
         bench.rows += 1
-        if not moved > bench.bound(row):
+        if not moved > 1:
             return Wrong(
                 ("MASK-1", "FWD-4"),
                 "prompt of 4",
-                f"{words} does not move a row beyond its bound ({moved:.3g} of "
-                f"{bench.bound(row):.3g}): the engine does not read what is before a row, or its "
-                "noise hides it, and no comparison with plain decoding tells anything",
+                f"{words} does not move a row beyond its bound ({moved:.3g} of it): the engine "
+                "does not read what is before a row, or its noise hides it, and no comparison "
+                "with plain decoding tells anything",
             )
     return None
 
@@ -230,7 +223,8 @@ def greedy(bench: Bench) -> Wrong | None:
             walked = _walk(tree, targets)
             if walked != path:
                 shared = [a for a, b in zip(walked, path, strict=False) if a == b]
-                gap, bound = _gap(rows[shared[-1]]), bench.bound(rows[shared[-1]])
+                row = rows[shared[-1]]
+                gap, bound = _gap(row), float(bench.noise.bound(row)[row.argmax()])
                 if gap <= 2 * bound:
                     bench.tie = (
                         f"tree {name}: two logits differ by {gap:.2g}, less than {2 * bound:.2g}"
@@ -283,7 +277,7 @@ def _named(
     bench: Bench, prompt: tuple[int, ...], tree: DraftTree, rows: np.ndarray
 ) -> tuple[tuple[str, ...], str]:
     """The rules that the experiments point at, and what they show in words."""
-    bounds = np.array([bench.bound(row) for row in rows])
+    bounds = np.stack([bench.noise.bound(row) for row in rows])
     seen = influence(
         tree,
         lambda other: bench.model.tree_rows(prompt, other),
@@ -343,7 +337,7 @@ def _positions_of(bench: Bench, prompt: Sequence[int], tree: DraftTree) -> str:
         if np.array_equal(positions, length + depth) or positions.min() < 0:
             continue
         shown = model.forward_rows(prompt, tree.tokens, positions, mask)
-        if all(np.abs(a - b).max() <= bench.bound(b) for a, b in zip(shown, rows, strict=True)):
+        if all(apart(b, a, bench.noise.bound(b)) <= 1 for a, b in zip(shown, rows, strict=True)):
             return f"positions are {words}"
     return ""
 
@@ -361,7 +355,7 @@ def _held(
         tree,
         lambda other: committed_row(bench.model, prompt, other, path, root)[None],
         bench.model.vocab_size,
-        np.array([bench.bound(plain)]),
+        bench.noise.bound(plain)[None],
         range(1, len(tree)),
     )[0]
     # The root's own token is not exchanged: the verify would be another one.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from kdtr.conformance.self_checks import CHECKS
-from kdtr.conformance.self_gate import SelfRequest
-from kdtr.conformance.self_model import LEAST_SLOTS
+from kdtr.conformance.self_gate import MAX_LEN, SelfRequest
+from kdtr.conformance.self_model import LEAST_SLOTS, LEAST_TOKENS
 from kdtr.contract import CaseError
 
 
@@ -29,7 +29,11 @@ def add_self_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size", type=int, metavar="N", help="where the loaded model does not tell it"
     )
     group.add_argument(
-        "--max-len", type=int, default=128, metavar="N", help="slots of a session (default: 128)"
+        "--max-len",
+        type=int,
+        default=MAX_LEN,
+        metavar="N",
+        help=f"slots of a session (default: {MAX_LEN})",
     )
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of prompts and trees (default: 0)"
@@ -57,8 +61,10 @@ def check_self_arguments(args: argparse.Namespace) -> None:
     unknown = [name for name in args.case if name not in known]
     if unknown:
         raise CaseError(f"--case {unknown[0]}; with --self expected one of {', '.join(known)}")
-    if args.vocab_size is not None and args.vocab_size < 16:
-        raise CaseError(f"--vocab-size {args.vocab_size}; expected at least 16 tokens to draw from")
+    if args.vocab_size is not None and args.vocab_size < LEAST_TOKENS:
+        raise CaseError(
+            f"--vocab-size {args.vocab_size}; expected at least {LEAST_TOKENS} tokens to draw from"
+        )
     if args.max_len < LEAST_SLOTS:
         raise CaseError(f"--max-len {args.max_len}; expected at least {LEAST_SLOTS} slots")
 

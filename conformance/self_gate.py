@@ -22,6 +22,7 @@ from kdtr.contract import Engine, KdtrError
 
 SELF = "self"  # the mode's name
 NOISE = "noise"  # the first check: what the others are measured by
+MAX_LEN = 128  # slots of a session, unless told otherwise
 _PROMPTS = (5, 17, 33)  # tokens, of which the noise is measured
 
 
@@ -37,7 +38,7 @@ class SelfRequest:
 
     source: str
     vocab_size: int | None = None
-    max_len: int = 128
+    max_len: int = MAX_LEN
     seed: int = 0
     only: frozenset[str] = frozenset()
     command: str = "kdtr"
@@ -51,7 +52,10 @@ class SelfRequest:
             words += ["--vocab-size", str(self.vocab_size)]
         if self.seed:
             words += ["--seed", str(self.seed)]
-        return shlex.join([*words, "--case", check])
+        if self.max_len != MAX_LEN:
+            words += ["--max-len", str(self.max_len)]
+        # The noise is measured in any case.
+        return shlex.join(words if check == NOISE else [*words, "--case", check])
 
 
 def run_self(
@@ -88,7 +92,8 @@ def run_self(
                 blocked_by = name if result.verdict.is_bad else ""
             gate.results.append(result)
     finally:
-        model.model.close()
+        closed = _close(model)
+    gate.results += [] if closed is None else [closed]
     for result in gate.results:
         line = request.line(engine_name, options or {}, result.case)
         result.findings = [replace(finding, reproduce=line) for finding in result.findings]
@@ -98,7 +103,7 @@ def run_self(
 def _noise(model: SelfModel, request: SelfRequest) -> tuple[SelfNoise | None, CaseResult]:
     """The engine's noise; None where its answers for the same tokens are no answers to compare."""
     result = CaseResult(request.source, NOISE, SELF)
-    bench = Bench(model, SelfNoise(0.0, "", 0), request.seed)
+    bench = Bench(model, SelfNoise(0.0, "", 0, 0.0), request.seed)
     try:
         noise = measure(model, [bench.tokens(f"noise {n}", n) for n in _PROMPTS])
     except RAISED as error:
@@ -117,6 +122,17 @@ def _noise(model: SelfModel, request: SelfRequest) -> tuple[SelfNoise | None, Ca
     )
     _fail(result, wrong)
     return None, result
+
+
+def _close(model: SelfModel) -> CaseResult | None:
+    """What is wrong with closing the model."""
+    try:
+        model.model.close()
+    except RAISED as error:
+        result = CaseResult("model", "close", SELF)
+        _error(result, error)
+        return result
+    return None
 
 
 def _run(result: CaseResult, bench: Bench, check: Check) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kdtr.conformance.self_noise import apart
 from kdtr.contract import DraftTree
 
 _TRIES = 3
@@ -31,13 +32,13 @@ def exchanged(tree: DraftTree, node: int, vocab_size: int, salt: int) -> DraftTr
 def influence(
     tree: DraftTree, ask: Ask, vocab_size: int, bounds: np.ndarray, nodes: Sequence[int]
 ) -> np.ndarray:
-    """[rows, n] bool: whether a row of `ask(tree)` [rows, w] moves beyond its bound [rows] when
+    """[rows, n] bool: whether a row of `ask(tree)` [rows, w] moves beyond its bounds [rows, w] when
     the node's token is exchanged; only `nodes` are tried, the others' columns are False."""
     rows = ask(tree)
     moved = np.zeros((len(rows), len(tree)), dtype=bool)
     for node in nodes:
         for salt in range(_TRIES):
             other = ask(exchanged(tree, node, vocab_size, salt))
-            distance = np.abs(other - rows).max(axis=1)
-            moved[:, node] |= ~(distance <= bounds)
+            for i, row in enumerate(rows):
+                moved[i, node] |= apart(row, other[i], bounds[i]) > 1
     return moved

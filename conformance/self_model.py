@@ -15,17 +15,20 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.observe import host_copy
+from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import (
     Acceptance,
     DraftTree,
     Engine,
     EngineError,
     EngineInfo,
+    KdtrError,
     Model,
     ModelSource,
     UnsupportedError,
 )
 
+LEAST_TOKENS = 16
 LEAST_SLOTS = 48  # the longest prompt of the checks, and a tree behind it
 _LEAST = ("prefill", "set_root", "verify", "commit")
 
@@ -107,17 +110,36 @@ def load_self(
             f"{engine.info.name} does not offer {', '.join(missing)}; `gate --self` needs "
             f"{', '.join(_LEAST)}"
         )
-    model = engine.load(source)
-    known = getattr(getattr(model, "config", None), "vocab_size", None)
-    n_tokens = known if vocab_size is None else vocab_size
+    try:
+        model = engine.load(source)
+    except KdtrError:
+        raise
+    except RAISED as error:
+        raise EngineError(f"load() raised {told(error)}") from error
+    config = getattr(model, "config", None)
+    n_tokens = _known(config, "vocab_size") if vocab_size is None else vocab_size
     if n_tokens is None:
         raise EngineError("the loaded model has no config.vocab_size; give --vocab-size")
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", max_len)
+    if n_tokens < LEAST_TOKENS:
+        raise UnsupportedError(
+            f"the vocabulary has {n_tokens} tokens; `gate --self` draws from {LEAST_TOKENS}"
+        )
+    most = _known(config, "max_position_embeddings") or max_len
     if most < LEAST_SLOTS:
         raise UnsupportedError(
             f"the model has {most} positions; `gate --self` asks for up to {LEAST_SLOTS}"
         )
-    return SelfModel(engine.info, model, int(n_tokens), min(max_len, most))
+    return SelfModel(engine.info, model, n_tokens, min(max_len, most))
+
+
+def _known(config: object, name: str) -> int | None:
+    """A size of the model's configuration, where it has one."""
+    size = getattr(config, name, None)
+    if size is None:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool):
+        raise EngineError(f"the loaded model's config.{name} = {size!r}; expected an integer")
+    return size
 
 
 def lone(token: int) -> DraftTree:

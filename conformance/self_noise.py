@@ -2,7 +2,7 @@
 
 The same row is asked for in ways that every engine must take for one: the prompt prefilled whole,
 in halves, in thirds and token by token. Each changes the shapes of the products, and so their
-order of summation. The largest distance, as a fraction of the row's scale, over several prompts
+order of summation. The largest distance, as a fraction of the row's spread, over several prompts
 is the noise; a bound is SAFETY times that.
 """
 
@@ -26,42 +26,72 @@ VACUOUS = 1 / 8
 
 @dataclass(frozen=True, slots=True)
 class SelfNoise:
-    """relative  the largest honest distance seen, as a fraction of the row's largest logit
+    """relative  the largest honest distance seen, as a fraction of the row's spread
     worst     between which ways, and after which prompt
     samples   pairs of rows compared
+    unit      unit roundoff of the dtype in which the engine declares its logits
     """
 
     relative: float
     worst: str
     samples: int
+    unit: float
 
-    def bound(self, row: np.ndarray, unit_roundoff: float) -> float:
-        """The largest honest distance of a row [w] from another answer for it."""
-        return float((SAFETY * self.relative + 4 * unit_roundoff) * np.abs(row).max())
+    def bound(self, row: np.ndarray) -> np.ndarray:
+        """The largest honest distance of each logit of a row [w] from another answer for it."""
+        own = np.where(np.isfinite(row), np.abs(row), 0.0)
+        return SAFETY * self.relative * spread(row) + 4 * self.unit * own
 
-    def is_more_than_rounding(self, unit_roundoff: float) -> bool:
+    def is_more_than_rounding(self, coarsest: float) -> bool:
         """Whether the answers lie further apart than sums in another order may bring them.
 
         Beyond MANY roundings of the coarsest dtype, or where a bound would be vacuous; NaN too.
         """
-        return not self.relative <= min(VACUOUS / SAFETY, MANY * unit_roundoff)
+        return not self.relative <= min(VACUOUS / SAFETY, MANY * coarsest)
+
+
+def spread(row: np.ndarray) -> float:
+    """How far the bulk of a row's logits lies from their median.
+
+    The largest logit is no scale: padding of the vocabulary is masked with -1e9, or -inf.
+    """
+    finite = row[np.isfinite(row)]
+    if not len(finite):
+        return 0.0
+    return float(np.quantile(np.abs(finite - np.median(finite)), 0.9))
+
+
+def apart(expected: np.ndarray, actual: np.ndarray, bound: np.ndarray) -> float:
+    """The largest distance of two rows [w], in bounds; inf where inf or NaN stand elsewhere."""
+    same = expected == actual  # infinities too
+    finite = np.isfinite(expected) & np.isfinite(actual)
+    if not (same | finite).all():
+        return float("inf")
+    distance = np.zeros(len(expected))
+    np.subtract(expected, actual, out=distance, where=finite)
+    distance = np.abs(distance)
+    ratio = np.where(distance > 0, np.inf, 0.0)
+    np.divide(distance, bound, out=ratio, where=bound > 0)
+    return float(ratio.max(initial=0.0))
 
 
 def measure(model: SelfModel, prompts: Sequence[Sequence[int]]) -> SelfNoise:
     """Over prompts of at least two tokens each."""
     relative, worst, samples = 0.0, "", 0
+    unit = unit_roundoff(model)
     for tokens in prompts:
         whole = model.plain_row(tokens)
-        scale = float(np.abs(whole).max())
+        stored = SelfNoise(0.0, "", 0, unit).bound(whole)
         for name, row in _other_ways(model, tokens):
             samples += 1
-            distance = float(np.abs(row - whole).max()) / scale if scale else 0.0
-            if not np.isfinite(row).all() or not np.isfinite(whole).all():
-                distance = float("inf")
+            # In units of the spread, beyond what storing a logit twice explains.
+            distance = apart(whole, row, np.maximum(stored, spread(whole)))
+            if apart(whole, row, stored) <= 1:
+                distance = 0.0
             if distance > relative:
                 relative = distance
                 worst = f"{name} against a prefill of {len(tokens) - 1} tokens at once"
-    return SelfNoise(relative, worst, samples)
+    return SelfNoise(relative, worst, samples, unit)
 
 
 def _other_ways(model: SelfModel, tokens: Sequence[int]) -> list[tuple[str, np.ndarray]]:

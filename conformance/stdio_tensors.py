@@ -99,7 +99,7 @@ def read_tensors(
     """
     answers = ANSWERS.get(verb, ()) if answered else ()
     try:
-        with Bundle.open(path) as bundle:
+        with Bundle.open(path, private=True) as bundle:
             found = {name: bundle[name] for name in bundle.names()}
     except KdtrError as error:
         raise EngineError(f"the file of the reply: {error}") from None

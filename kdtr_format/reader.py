@@ -154,11 +154,14 @@ class Bundle(_Tensors):
         self._structure = structure
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Map and validate the file; BundleError, with the path, says what is wrong with it."""
+    def open(cls, path: str | os.PathLike[str], *, private: bool = False) -> Self:
+        """Map and validate the file; BundleError, with the path, says what is wrong with it.
+
+        private  read it into memory first: whoever wrote it may still change or cut it
+        """
         path = Path(path)
         with _naming(path):
-            mapped = _map_file(path)
+            mapped = _map_file(path, private=private)
             try:
                 return cls(path, mapped, read_structure(mapped))
             except BaseException:
@@ -233,7 +236,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _map_file(path: Path) -> mmap:
+def _map_file(path: Path, *, private: bool = False) -> mmap:
     try:
         mode = os.stat(path).st_mode  # before open, which would wait for a pipe's other end
         if stat.S_ISDIR(mode):
@@ -243,6 +246,11 @@ def _map_file(path: Path) -> mmap:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:  # mmap refuses it with a ValueError
                 raise BundleError("the file is empty; expected a KDTR file")
+            if private:
+                content = file.read()
+                mapped = mmap(-1, len(content))
+                mapped.write(content)
+                return mapped
             return mmap(file.fileno(), 0, access=ACCESS_READ)
     except FileNotFoundError:
         raise BundleError("no such file; expected a KDTR file") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,41 @@ def test_what_is_no_golden_bundle_is_refused(
     assert 2 == main(["adopt", str(tmp_path / "a.kdtr"), "--into", str(tmp_path / "corpus")])
 
     assert "BundleError" in capsys.readouterr().err
-    assert not (tmp_path / "corpus").exists()
+    assert [] == list((tmp_path / "corpus").iterdir())
+
+
+def test_foreign_lines_of_the_sums_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / SUMS).write_text("# a comment\n")
+
+    with pytest.raises(BundleError, match=r"line 1: .*expected a SHA-256, two blanks and a name"):
+        adopt(record(tmp_path / "a.kdtr"), tmp_path, "b")
+
+    assert [] == adopted_bundles(tmp_path)
+    assert "# a comment\n" == (tmp_path / SUMS).read_text()
+
+
+def test_adoptions_at_once_lose_no_line(tmp_path: Path) -> None:
+    paths = [record(tmp_path / f"{i}.kdtr", chunk=(3, i)) for i in range(4)]
+    corpus = tmp_path / "corpus"
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda path: adopt(path, corpus), paths))
+
+    assert [f"adopted-{i}.kdtr" for i in range(4)] == list(read_sums(corpus))
+
+
+def test_sums_that_cannot_be_written_leave_no_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path, sums: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kdtr.conformance.golden_adopt.write_sums", full)
+
+    with pytest.raises(OSError, match="No space left"):
+        adopt(record(tmp_path / "a.kdtr"), tmp_path / "corpus")
+
+    assert [] == adopted_bundles(tmp_path / "corpus")
 
 
 def test_a_corpus_that_is_a_file_is_refused(tmp_path: Path) -> None:

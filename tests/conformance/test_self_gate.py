@@ -14,7 +14,7 @@ import pytest
 from kdtr.conformance import GateResult, Verdict, load_engine
 from kdtr.conformance.cli import main
 from kdtr.conformance.self_gate import SelfRequest, run_self
-from kdtr.contract import EngineInfo, NumericProfile, UnsupportedError, Verified
+from kdtr.contract import EngineInfo, KdtrError, NumericProfile, UnsupportedError, Verified
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,72 @@ def test_an_engine_that_reads_nothing_before_a_row_fails(logits: Any) -> None:
     (finding,) = gate.findings
     assert "context" == finding.place.case
     assert "another first token does not move a row beyond its bound" in finding.summary
+
+
+def padded(engine: Any, value: float) -> Any:
+    """The engine with the last three logits of every row masked, as padding of a vocabulary is."""
+
+    def masked(verified: Any) -> Any:
+        logits = np.array(verified.logits)
+        logits[:, -3:] = value
+        return Verified(logits, verified.targets)
+
+    def load(source: Any) -> Any:
+        model = engine.load(source)
+
+        def open_(*, max_len: int) -> Any:
+            session = model.open(max_len=max_len)
+            verify = session.verify
+            session.verify = lambda tree, **more: masked(verify(tree, **more))
+            return session
+
+        return SimpleNamespace(config=model.config, open=open_, close=model.close)
+
+    info = replace(engine.info, verbs=engine.info.verbs - {"forward_tokens"}, stages=frozenset())
+    return SimpleNamespace(info=info, load=load)
+
+
+@pytest.mark.parametrize("value", [-1e9, np.finfo(np.float32).min, -np.inf])
+def test_a_masked_vocabulary_hides_no_fault_and_is_none(source: str, value: float) -> None:
+    assert judged(padded(load_engine("host"), value), source).passed
+
+    gate = judged(padded(planted_faults.make_engine("sibling_visible"), value), source)
+
+    (finding,) = gate.findings
+    assert "also saw node 1 (its sibling)" in finding.summary
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), RuntimeError("no"), FileNotFoundError(2, "no")])
+def test_what_load_raises_is_an_engine_error(
+    error: BaseException, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(source: Any) -> Any:
+        raise error
+
+    engine = SimpleNamespace(info=load_engine("host").info, load=load)
+    monkeypatch.setattr("kdtr.conformance.cli.load_engine", lambda name, options: engine)
+
+    assert 2 == main(["gate", "--self", "--engine", "x", "--model", "y"])
+
+    assert f"load() raised {type(error).__name__}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"vocab_size": "abc"}, "config.vocab_size = 'abc'; expected an integer"),
+        ({"vocab_size": 5}, "the vocabulary has 5 tokens"),
+        ({"vocab_size": 50, "max_position_embeddings": "x"}, "expected an integer"),
+        ({"vocab_size": 50, "max_position_embeddings": 20}, "the model has 20 positions"),
+    ],
+)
+def test_a_model_that_is_too_small_or_odd_is_refused(config: dict[str, Any], told: str) -> None:
+    engine = oracle(by_token)
+    model = engine.load("x")
+    model.config = SimpleNamespace(**config)
+
+    with pytest.raises(KdtrError, match=told):
+        judged(SimpleNamespace(info=engine.info, load=lambda source: model), "x")
 
 
 def test_nan_behind_chunks_is_no_noise() -> None:
