@@ -164,7 +164,7 @@ def _run(
         where = Place(BUNDLE, model.name, "load", "load")
         told_once.add(model.name, [Finding(Verdict.ERROR, where, "load", text)], [True])
         return ModelResult(model.name, Verdict.ERROR)
-    answers = ask(loaded, info, model.scripts())
+    answers = ask(loaded, info, model.scripts(), model.config.vocab_size)
     judged = Judgement()
     if answers.verified:
         judged = model.judge(answers.verified, precision)

@@ -46,11 +46,11 @@ class Answers:
     remarks: list[Remark] = field(default_factory=list)
 
 
-def ask(model: Model, info: EngineInfo, scripts: Iterable[Script]) -> Answers:
+def ask(model: Model, info: EngineInfo, scripts: Iterable[Script], vocab_size: int) -> Answers:
     """Every session in turn; one that raises ends, and the next begins."""
     answers = Answers()
     for script in scripts:
-        run = _Run(model, info, script, answers)
+        run = _Run(model, info, script, answers, vocab_size)
         try:
             run.all()
         except EngineError as error:
@@ -63,7 +63,15 @@ def ask(model: Model, info: EngineInfo, scripts: Iterable[Script]) -> Answers:
 class _Run:
     """One session; `stage` and `rules` are those of what is being checked."""
 
-    def __init__(self, model: Model, info: EngineInfo, script: Script, answers: Answers) -> None:
+    def __init__(
+        self,
+        model: Model,
+        info: EngineInfo,
+        script: Script,
+        answers: Answers,
+        vocab_size: int,
+    ) -> None:
+        self._vocab_size = vocab_size
         self._model, self._info, self._script, self._answers = model, info, script, answers
         self._session: Any = None
         self._told: set[str] = set()
@@ -106,7 +114,7 @@ class _Run:
         if logits is None:
             raise EngineError("verify() shows no logits; an x-ray reads nothing else")
         logits = host_copy("verify() logits", logits)
-        wanted = (len(step.tree), self._model.config.vocab_size)
+        wanted = (len(step.tree), self._vocab_size)
         if logits.shape != wanted:
             raise EngineError(f"verify() returned logits {logits.shape}; expected {wanted}")
         return logits

@@ -50,7 +50,10 @@ def add_campaign(verbs: Any) -> None:
         "--law", action="append", default=[], metavar="NAME", help="only this law; repeatable"
     )
     parser.add_argument(
-        "--cases", type=_positive, default=100_000, help="at least so many (default: 100000)"
+        "--cases",
+        type=_positive,
+        default=100_000,
+        help="at least so many that hold (default: 100000)",
     )
     parser.add_argument("--seed", type=int, default=0, help="another one, other cases (default: 0)")
     parser.add_argument(
@@ -168,7 +171,8 @@ def _one_unit(args: argparse.Namespace, request: Request) -> int:
     finally:
         crew.close()
     print(
-        f"{outcome.verdict}  {unit.id}: {len(outcome.cases)} cases, {outcome.discarded} discarded"
+        f"{outcome.verdict}  {unit.id}: {outcome.held} of {len(outcome.cases)} cases held, "
+        f"{outcome.discarded} discarded"
     )
     if outcome.why:
         print(_told(outcome, Path(args.out or "kdtr-failures")))

@@ -30,7 +30,7 @@ from kdtr.property_tests.campaign_unit import FILES, Outcome
 
 MANIFEST = "campaign.json"
 _LOCK = ".lock"
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Directory:
@@ -86,8 +86,10 @@ class Directory:
         else:
             text = json.dumps(campaign, indent=1) + "\n"
             write_whole(path, lambda file: file.write(text.encode()))
-        for leftover in (*self.path.glob(".*.*"), *self.shards.glob(".*.*")):
-            leftover.unlink()  # a write that was killed
+        # A write that was killed; nothing else of the directory is ours.
+        for leftover in (*self.path.glob(f".{MANIFEST}.*"), *self.shards.glob(".*.parquet.*")):
+            if leftover.is_file() and len(leftover.suffix) == 9:
+                leftover.unlink()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -146,14 +148,25 @@ class Directory:
 
 
 def _refuse_another(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    other = first_difference(found, expected)
+    if other:
+        raise CampaignError(
+            f"{path}: {other}, as this campaign runs; take another --out, or run that one"
+        )
+
+
+def first_difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    """The first value that is another one, by its name with dots; "" where all are the same.
+
+    >>> first_difference({"versions": {"blas": "Haswell"}}, {"versions": {"blas": "SkylakeX"}})
+    'versions.blas = Haswell; expected SkylakeX'
+    """
     theirs, ours = dict(_flat(found)), dict(_flat(expected))
     for name in sorted(theirs.keys() | ours.keys()):
         one, other = theirs.get(name), ours.get(name)
         if one != other:
-            raise CampaignError(
-                f"{path}: {name} = {one}; expected {other}, as this campaign runs; take another "
-                "--out, or run that one"
-            )
+            return f"{name} = {one}; expected {other}"
+    return ""
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

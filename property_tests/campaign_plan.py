@@ -1,8 +1,8 @@
 """What a campaign tries: work units, each of which gives the same cases whenever it runs.
 
-A *case* is one example of a law. A *work unit* is a law, a seed and a number of examples; with the
-versions of kdtr, the rules, the laws' own text and Hypothesis, and the engine with its options, it
-says everything that its cases follow from. So a unit may run anywhere, in any order, and twice.
+A *case* is one example of a law. A *work unit* is a law, a seed and a number of examples; with
+`versions()` and the engine with its options it says everything that its cases follow from. So a
+unit may run wherever these are the same, in any order, and twice.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.metadata import version
 from typing import Any
 
+from kdtr.conformance.golden_check import blas_kernel
 from kdtr.contract import KdtrError
 from kdtr.contract.rulebook import rules_version
 
@@ -150,22 +151,39 @@ def _numbered(
         following[law] += 1
 
 
+# Rooms whose text draws and judges, and the files of them that only show.
+_ROOMS = ("contract", "reference", "conformance", "property_tests")
+_SHOWS = ("campaign_cli.py", "campaign_progress.py")
+
+
 @cache
 def versions() -> dict[str, str]:
-    """What the draws and the verdicts of a unit depend on besides its key and its engine."""
+    """What the draws and the verdicts of a unit depend on besides its key and its engine.
+
+    The truth and the noise floor are computed with NumPy, whose sums are those of a BLAS kernel:
+    errors as fractions of their bounds, which Hypothesis climbs on, differ between kernels.
+    """
     return {
         "kdtr": version("kdtr"),
         "rules": str(rules_version()),
+        "sources": _digest(_sources()),
         "hypothesis": version("hypothesis"),
-        "laws": _laws_digest(),
+        "numpy": version("numpy"),
+        "ml_dtypes": version("ml_dtypes"),
+        "blas": blas_kernel() or "unknown",
     }
 
 
-def _laws_digest() -> str:
-    """Of the text of this room: a law that was edited is another law."""
+def _sources() -> Iterator[tuple[str, bytes]]:
+    """The name and text of every file: a law that was edited is another law."""
+    for room in _ROOMS:
+        for file in sorted(resources.files(f"kdtr.{room}").iterdir(), key=lambda file: file.name):
+            if file.name.endswith((".py", ".md")) and file.name not in _SHOWS:
+                yield f"{room}/{file.name}", file.read_bytes()
+
+
+def _digest(files: Iterable[tuple[str, bytes]]) -> str:
     digest = hashlib.sha256()
-    files = (file for file in resources.files(__package__).iterdir() if file.is_file())
-    for file in sorted(files, key=lambda file: file.name):
-        if file.name.endswith(".py") and not file.name.startswith("campaign"):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for name, text in files:
+        digest.update(f"{name} {len(text)}\0".encode() + text)
     return digest.hexdigest()[:16]

@@ -9,7 +9,7 @@ from typing import Any
 
 from kdtr.contract import EngineError
 from kdtr.property_tests.campaign_crew import Hire
-from kdtr.property_tests.campaign_directory import Directory
+from kdtr.property_tests.campaign_directory import Directory, first_difference
 from kdtr.property_tests.campaign_plan import BAD, CampaignError, Setup, unit_size, versions
 from kdtr.property_tests.campaign_shard import Head, info_values
 from kdtr.property_tests.campaign_summary import Summary, planned_units, summarise
@@ -22,7 +22,7 @@ class Request:
     """What is asked for.
 
     laws   by name; none: every law of an engine, and of twins where a twin's options are given
-    cases  at least so many
+    cases  at least so many that hold
     most   examples of a unit
     """
 
@@ -39,6 +39,7 @@ class Request:
 class State:
     """How far a campaign is, for whoever shows it.
 
+    cases    that held
     resumed  cases that an earlier run had finished
     planned  cases that the units so far planned give, if all are complete
     """
@@ -125,16 +126,17 @@ def _check_same(outcome: Outcome, campaign: dict[str, Any]) -> None:
     """A unit that ran on another engine or by other laws belongs to another campaign."""
     if outcome.info is None:
         return  # its process died; its retry died too
-    for what, found in (("info", info_values(outcome.info)), ("versions", outcome.versions)):
-        if found != campaign[what]:
-            raise EngineError(
-                f"unit {outcome.unit.id}: {what} {found}; expected {campaign[what]}, as at the "
-                "start: another kdtr or engine on another machine, or one that was edited since"
-            )
+    ran_on = {"info": info_values(outcome.info), "versions": outcome.versions}
+    other = first_difference(ran_on, {what: campaign[what] for what in ran_on})
+    if other:
+        raise EngineError(
+            f"unit {outcome.unit.id}: {other}, as at the start: another kdtr, engine or processor "
+            "on another machine, or text that was edited since"
+        )
 
 
 def _cases(heads: dict[Any, Head]) -> int:
-    return sum(head.n_cases for head in heads.values())
+    return sum(head.held for head in heads.values())
 
 
 def _state(heads: dict[Any, Head], resumed: int, planned: int) -> State:

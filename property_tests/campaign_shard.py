@@ -44,13 +44,14 @@ class Head:
     """A shard without its rows.
 
     key      what the rows follow from: unit, engine, versions (`unit_key`)
+    held     cases that held
     failure  what a unit that went wrong says for people, or ""
     """
 
     key: dict[str, Any]
     verdict: str
     why: str
-    n_cases: int
+    held: int
     discarded: int
     failure: str
 
@@ -79,7 +80,7 @@ def info_values(info: EngineInfo) -> dict[str, Any]:
 
 def head_of(outcome: Outcome, key: dict[str, Any]) -> Head:
     text = outcome.failure.text if outcome.failure else ""
-    return Head(key, outcome.verdict, outcome.why, len(outcome.cases), outcome.discarded, text)
+    return Head(key, outcome.verdict, outcome.why, outcome.held, outcome.discarded, text)
 
 
 def rows_of(outcome: Outcome) -> list[dict[str, Any]]:

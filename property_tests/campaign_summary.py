@@ -10,6 +10,7 @@ from typing import Any
 from kdtr.property_tests.campaign_directory import Directory
 from kdtr.property_tests.campaign_plan import (
     BAD,
+    SKIPPED,
     UNIT_VERDICTS,
     Unit,
     first_units,
@@ -18,15 +19,17 @@ from kdtr.property_tests.campaign_plan import (
 from kdtr.property_tests.campaign_shard import Head, pyarrow, read_rows
 from kdtr.property_tests.campaign_unit import CASES
 from kdtr.property_tests.trees import SHAPES
+from kdtr.property_tests.watch import EXCUSED, HELD
 
 
 @dataclass(slots=True)
 class Summary:
     """Sums over shards.
 
-    laws      cases by (law, verdict)
+    laws      cases by (law, verdict); those that held are the proof
     worst     by law, the largest error as a fraction of its bound, and its stage
     ended     units by verdict
+    skipped   laws for which the engine lacks a verb, or what else they need
     early     by law, units that ended early and why the first of them did
     bad       units that failed, crashed or took too long, in order
     missing   units that have not run
@@ -42,18 +45,33 @@ class Summary:
     discarded: int = 0
     worst: dict[str, tuple[float, str]] = field(default_factory=dict)
     ended: Counter[str] = field(default_factory=Counter)
+    skipped: set[str] = field(default_factory=set)
     early: dict[str, tuple[int, str]] = field(default_factory=dict)
     bad: list[Head] = field(default_factory=list)
     missing: list[Unit] = field(default_factory=list)
 
     @property
     def cases(self) -> int:
-        return self.laws.total()
+        """Those that held: what was excused as a near tie shows nothing."""
+        return self._of(HELD)
+
+    @property
+    def unshown(self) -> list[str]:
+        """Laws of which no example held, though the engine has what they need."""
+        return [
+            law
+            for law in self.campaign["laws"]
+            if not self.laws[law, HELD] and law not in self.skipped
+        ]
 
     @property
     def passed(self) -> bool:
-        """Something was tried, as much as was asked for, and nothing broke."""
-        return not self.bad and not self.missing and self.cases >= self.campaign["cases"]
+        """As much has held as was asked for, of every law something, and nothing broke."""
+        enough = self.cases >= self.campaign["cases"] and not self.unshown
+        return enough and not self.bad and not self.missing
+
+    def _of(self, verdict: str) -> int:
+        return sum(n for (_, ended), n in self.laws.items() if ended == verdict)
 
     def lines(self) -> list[str]:
         """For people: laws, shapes, units, and what went wrong at the end."""
@@ -75,10 +93,7 @@ class Summary:
             counts = "".join(f"  {self.laws[law, verdict]:>9,}" for verdict in CASES)
             worst = f"  {self.worst[law][0]:.3f} {self.worst[law][1]}" if law in self.worst else ""
             lines.append(f"{law:<{width}}{counts}{worst}")
-        total = Counter[str]()
-        for (_, verdict), n in self.laws.items():
-            total[verdict] += n
-        sums = "".join(f"  {total[verdict]:>9,}" for verdict in CASES)
+        sums = "".join(f"  {self._of(verdict):>9,}" for verdict in CASES)
         lines.append(f"{'all laws':<{width}}{sums}")
         return lines
 
@@ -104,10 +119,12 @@ class Summary:
             f"units     {ended or 'none'}; {len(self.missing):,} missing; seed "
             f"{self.campaign['seed']}, {self.campaign['examples']} examples each",
             f"cases     {self.cases:,} of {self.campaign['cases']:,} asked for; "
-            f"{self.discarded:,} examples discarded besides",
+            f"{self._of(EXCUSED):,} excused and {self.discarded:,} discarded besides",
         ]
         for law, (n, why) in self.early.items():
             lines.append(f"early     {law}, {n} units: {why}")
+        if self.unshown and not self.missing:
+            lines.append(f"unshown   no example held: {', '.join(self.unshown)}")
         return lines
 
     def _wrong(self) -> list[str]:
@@ -141,7 +158,7 @@ def planned_units(campaign: Mapping[str, Any], heads: Mapping[Unit, Head]) -> li
     examples, seed = campaign["examples"], campaign["seed"]
     units = first_units(laws, cases, examples, seed)
     while all(unit in heads for unit in units):
-        lacking = cases - sum(heads[unit].n_cases for unit in units)
+        lacking = cases - sum(heads[unit].held for unit in units)
         more = more_units({u: heads[u].verdict for u in units}, laws, lacking, examples, seed)
         if not more:
             break
@@ -152,6 +169,8 @@ def planned_units(campaign: Mapping[str, Any], heads: Mapping[Unit, Head]) -> li
 def _add_head(summary: Summary, head: Head) -> None:
     summary.ended[head.verdict] += 1
     summary.discarded += head.discarded
+    if head.verdict == SKIPPED:
+        summary.skipped.add(head.unit.law)
     if head.verdict in BAD:
         summary.bad.append(head)
     elif head.why:

@@ -26,7 +26,7 @@ from kdtr.property_tests.laws import Law, watch_examples
 from kdtr.property_tests.subject import Subject
 from kdtr.property_tests.watch import Example
 
-# Examples that are cases.
+# Examples that are cases: rows of a shard. Only those that held are proof.
 CASES = (watch.HELD, watch.EXCUSED, watch.FAILED)
 # Stands in a failure's text for the directory of its files, which the campaign knows.
 FILES = "@failures/"
@@ -77,6 +77,11 @@ class Outcome:
     failure: Failure | None = None
     info: EngineInfo | None = None
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        """Cases that show something: an excused one shows nothing."""
+        return sum(case.verdict == watch.HELD for case in self.cases)
 
 
 def freeze_draws() -> None:
@@ -146,11 +151,15 @@ def run_unit(
     except (Exception, SystemExit, pytest.fail.Exception) as error:
         failure = _failure(law, notes.failed, error, subject, again)
         return ended(campaign_plan.FAILED, failure.text.partition("\n")[0], failure)
-    held = sum(case.verdict == watch.HELD for case in notes.cases)
-    if held < unit.examples:
-        why = f"{held} of {unit.examples} examples held, {notes.discarded} were discarded; no more"
-        return ended(EXHAUSTED, why)
-    return ended(COMPLETE, "")
+    outcome = ended(COMPLETE, "")
+    if outcome.held == unit.examples:
+        return outcome
+    excused = len(outcome.cases) - outcome.held
+    return ended(
+        EXHAUSTED,
+        f"{outcome.held} of {unit.examples} examples held, {excused} were excused, "
+        f"{notes.discarded} discarded; no more",
+    )
 
 
 def _runner(law: Law, notes: _Notes) -> Callable[[Unit, Any], None]:

@@ -7,7 +7,8 @@ path; a decode is a lone root, a later prefill a chain that is accepted whole. A
 never committed is left out, unless it is the last: then it ends the case, with its root accepted.
 
 What this loses is kept by further cases of the same bundle (`_readings`): the path that the truth
-takes in the last round, where the engine chose another, and abandoned verifies as rounds.
+takes in the last round, where the engine chose another, abandoned verifies as rounds, and a walk
+over targets that the law made up as a round whose tree is accepted so.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 from kdtr.conformance.case import STAGES, CasePlan, Planted
 from kdtr.conformance.golden import record_bundle
-from kdtr.contract import Acceptance, CaseError, DraftTree, KdtrError, Session
+from kdtr.contract import Acceptance, CaseError, DraftTree, EmitLimit, KdtrError, Session
 from kdtr.property_tests.laws import laws
 from kdtr.property_tests.strategies import SmallModel
 from kdtr.property_tests.watch import Event, Example, Played
-from kdtr.reference import make_engine
+from kdtr.reference import accept, emitted, make_engine
 
 _BEFORE = ("prefill", "set_root")  # what may come before the first round
 
@@ -82,6 +83,9 @@ def plan_of(
 def _readings(played: Played) -> Iterator[Played]:
     """As it was played, and as what a golden case can hold of the rest."""
     yield played
+    for verb, what in played.events:
+        if verb == "accept" and what[1] is not None:
+            yield replace(played, events=[("set_root", what[0].tokens[0]), ("walk", what)])
     events = _since_reset(played)
     for other in (_last_round_of_the_truth(played, events), _abandoned_as_rounds(events)):
         if other != events:
@@ -135,8 +139,10 @@ def _abandoned_as_rounds(events: list[Event]) -> list[Event]:
 
 
 def _since_reset(played: Played) -> list[Event]:
+    """Without walks, which change nothing."""
     resets = [i for i, (verb, _) in enumerate(played.events) if verb == "reset"]
-    return list(played.events[resets[-1] + 1 :] if resets else played.events)
+    events = played.events[resets[-1] + 1 :] if resets else played.events
+    return [(verb, what) for verb, what in events if verb != "accept"]
 
 
 def _rounds(events: Sequence[Event]) -> Iterator[Planted]:
@@ -157,5 +163,15 @@ def _rounds(events: Sequence[Event]) -> Iterator[Planted]:
             assert isinstance(what, tuple)
             yield Planted(tuple(range(-1, len(what) - 1)), tuple(range(len(what))))
             pending = None
+        elif verb == "walk":
+            yield _walked(*what)
     if pending is not None:
         yield Planted(pending.parents)
+
+
+def _walked(tree: DraftTree, targets: Sequence[int], limit: EmitLimit) -> Planted:
+    """The tree with the path that these targets accept, cut where the limit cuts it."""
+    free = accept(tree, targets)
+    stops = [token in limit.stop_tokens for token in emitted(tree, free)]
+    stop_at = stops.index(True) if True in stops else None
+    return Planted(tree.parents, free.path, limit.max_emitted, stop_at)

@@ -15,10 +15,11 @@ from itertools import pairwise
 import numpy as np
 
 from kdtr.contract import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Verified
+from kdtr.property_tests.judge import Judge
 from kdtr.property_tests.strategies import MAX_LEN, SmallModel
-from kdtr.property_tests.subject import Answer, Judge, Subject, causal_rows
+from kdtr.property_tests.subject import Answer, Subject, causal_rows
 from kdtr.property_tests.trees import path_tokens, under_root
-from kdtr.property_tests.watch import WatchedSession
+from kdtr.property_tests.watched import WatchedSession
 from kdtr.reference import accept, emitted
 
 

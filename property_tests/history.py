@@ -1,7 +1,7 @@
 """What may happen to a session before a law looks at it, as a list of steps.
 
 Steps bring their own roots and paths, so a history does not depend on what the model answers: two
-engines that play it hold the same tokens.
+engines that play it hold the same tokens. What they answer on the way is the law's to compare.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from hypothesis import strategies as st
 
-from kdtr.contract import Acceptance, DraftTree, Session
+from kdtr.contract import Acceptance, DraftTree
+from kdtr.property_tests.fewer_verbs import answers
 from kdtr.property_tests.strategies import (
     PLAIN,
     draft_trees,
@@ -20,7 +20,9 @@ from kdtr.property_tests.strategies import (
     tokens,
     with_distinct_siblings,
 )
+from kdtr.property_tests.subject import Answer
 from kdtr.property_tests.trees import path_to, path_tokens
+from kdtr.property_tests.watched import WatchedSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +31,14 @@ class Prefill:
 
     tokens: tuple[int, ...]
 
-    def play(self, session: Session) -> np.ndarray | None:
-        session.prefill(self.tokens)
-        return None
+    def play(self, session: WatchedSession) -> list[Answer]:
+        return [Answer(None, session.prefill(self.tokens))]
 
     def appended(self) -> tuple[int, ...]:
         return self.tokens
 
-    def shown(self) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def answered(self) -> tuple[tuple[int, ...], ...]:
+        return (self.tokens,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,15 @@ class Decode:
 
     root: int
 
-    def play(self, session: Session) -> np.ndarray | None:
+    def play(self, session: WatchedSession) -> list[Answer]:
         session.set_root(self.root)
-        session.decode()
-        return None
+        return [Answer(None, session.decode())]
 
     def appended(self) -> tuple[int, ...]:
         return (self.root,)
 
-    def shown(self) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def answered(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.root,),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,9 @@ class Draft:
     last: int | None
     bonus: int
 
-    def play(self, session: Session) -> np.ndarray | None:
+    def play(self, session: WatchedSession) -> list[Answer]:
         session.set_root(self.tree.tokens[0])
-        logits = session.verify(self.tree).logits
-        shown = None if logits is None else np.array(logits)
+        shown = answers(session, self.tree)
         if self.last is not None:
             session.commit(Acceptance(path_to(self.tree, self.last), self.bonus))
         return shown
@@ -77,11 +76,13 @@ class Draft:
     def appended(self) -> tuple[int, ...]:
         return () if self.last is None else path_tokens(self.tree, self.last)
 
-    def shown(self) -> tuple[tuple[int, ...], ...]:
-        """The paths whose logits `play` returns, row by row."""
+    def answered(self) -> tuple[tuple[int, ...], ...]:
         return tuple(path_tokens(self.tree, i) for i in range(len(self.tree)))
 
 
+# play      what the session answers: roots, decoded tokens, rows
+# appended  the tokens that are then in the cache besides
+# answered  the tokens behind the committed ones that each answer comes from
 Step = Prefill | Decode | Draft
 
 

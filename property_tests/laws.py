@@ -18,6 +18,8 @@ from typing import Any
 
 import hypothesis
 from hypothesis import reproduce_failure
+from hypothesis.core import decode_failure
+from hypothesis.errors import InvalidArgument
 
 import kdtr.property_tests
 from kdtr.contract import rules
@@ -112,5 +114,14 @@ def watch_examples(name: str, function: Callable[..., None], sink: Sink) -> None
 
 
 def only_example(function: Callable[..., None], blob: str) -> None:
-    """Run the law on one example alone: what Hypothesis printed when it failed."""
+    """Run the law on one example alone: what Hypothesis printed when it failed.
+
+    Raises ValueError for a text that is none.
+    """
+    try:
+        decode_failure(blob.encode("ascii"))
+    except (InvalidArgument, UnicodeEncodeError) as error:
+        raise ValueError(
+            f"{error}; expected the text behind --kdtr-example that a failure printed, whole"
+        ) from error
     reproduce_failure(hypothesis.__version__, blob.encode("ascii"))(function)

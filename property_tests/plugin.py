@@ -52,11 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--kdtr-example",
         metavar="BLOB",
-        help="run the one example that a failure printed, on the law selected with -k",
+        help="run the one example that a failure printed, on the one law selected with -k",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--kdtr-example") and getattr(config.option, "dist", "no") != "no":
+        # pytest-xdist has no way to pass on what a worker refuses.
+        raise pytest.UsageError("--kdtr-example runs one example; expected one process: add -n 0")
     config.pluginmanager.register(Laws(config), "kdtr-laws")
 
 
@@ -68,6 +71,7 @@ class Laws:
         self._tally: Tally | None = None  # None until a law is collected
         self._last: dict[str, Example] = {}  # the latest failed example by law
 
+    @pytest.hookimpl(trylast=True)  # what -k has left
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         ours = [
             item
@@ -75,6 +79,8 @@ class Laws:
             if item.path.resolve().parent == _HERE and hasattr(item, "function")
         ]
         blob = self._config.getoption("--kdtr-example")
+        if blob:
+            self._one_law(sorted({law_name(item) for item in ours}))
         if not ours:
             return  # and Hypothesis stays unimported
         from kdtr.property_tests import laws
@@ -86,7 +92,19 @@ class Laws:
         for function, name in functions.items():
             laws.watch_examples(name, function, self._take)
             if blob:
-                laws.only_example(function, blob)
+                try:
+                    laws.only_example(function, blob)
+                except ValueError as error:
+                    raise pytest.UsageError(f"--kdtr-example {blob}: {error}") from error
+
+    def _one_law(self, names: list[str]) -> None:
+        """An example is one law's: on another it is nothing, or something else."""
+        if len(names) != 1:
+            few = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            raise pytest.UsageError(
+                f"--kdtr-example: {len(names)} laws are selected{f' ({few})' if names else ''}; "
+                "expected the one that the example is of; add -k test_NAME, as the failure printed"
+            )
 
     def _take(self, example: Example) -> None:
         assert self._tally is not None

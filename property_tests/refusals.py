@@ -18,7 +18,7 @@ from kdtr.contract import (
     TreeError,
 )
 from kdtr.property_tests.trees import chain, path_to, under_root
-from kdtr.property_tests.watch import WatchedSession
+from kdtr.property_tests.watched import WatchedSession
 
 # When a call is wrong.
 ALWAYS = "always"

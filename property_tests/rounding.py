@@ -55,10 +55,12 @@ class Rounding:
         )
 
 
-def stored_once(profile: NumericProfile, stage: Stage, expected: np.ndarray) -> np.ndarray:
-    """What two answers may differ by where each was rounded once: never more than a bound."""
+def stored_once(
+    profile: NumericProfile, stage: Stage, expected: np.ndarray, bounds: int
+) -> np.ndarray:
+    """What storing alone may move: a unit for each side that has a bound, of which it is a part."""
     unit = UNIT_ROUNDOFF[stored_in(profile, stage)]
-    return 2 * unit * row_scale(expected, stage.row_axes)
+    return bounds * unit * row_scale(expected, stage.row_axes)
 
 
 @lru_cache(maxsize=64)

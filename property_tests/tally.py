@@ -16,6 +16,7 @@ VERDICTS = (HELD, EXCUSED, DISCARDED, FAILED, SKIPPED)
 class Tally:
     """Sums over examples; sums of sums by `add`, so that processes can count apart.
 
+    laws     examples by law, however they ended
     excused  by law: a law that is mostly excused has shown little
     """
 
@@ -23,6 +24,7 @@ class Tally:
     trees: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
     scattered: int = 0
+    laws: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
     excused: Counter[str] = field(default_factory=Counter)
 
@@ -31,6 +33,7 @@ class Tally:
         self.trees += example.trees
         self.rows += example.rows
         self.scattered += example.scattered
+        self.laws[example.law] += 1
         if example.verdict == HELD:
             self.held[example.law] += 1
         if example.verdict == EXCUSED:
@@ -41,6 +44,7 @@ class Tally:
         self.trees += other.trees
         self.rows += other.rows
         self.scattered += other.scattered
+        self.laws += other.laws
         self.held += other.held
         self.excused += other.excused
 
@@ -48,7 +52,7 @@ class Tally:
         """Plain values, for a process boundary."""
         counters = {
             name: dict(getattr(self, name))
-            for name in ("verdicts", "trees", "rows", "held", "excused")
+            for name in ("verdicts", "trees", "rows", "laws", "held", "excused")
         }
         return {**counters, "scattered": self.scattered}
 
@@ -61,7 +65,7 @@ class Tally:
         """For people: one line of examples, and a table of shapes."""
         ended = ", ".join(f"{self.verdicts[v]:,} {v}" for v in VERDICTS if self.verdicts[v])
         total = self.verdicts.total()
-        lines = [f"{total:,} examples of {len(self.held | self.excused)} laws: {ended or 'none'}"]
+        lines = [f"{total:,} examples of {len(self.laws)} laws: {ended or 'none'}"]
         width = max(len(shape) for shape in (*SHAPES, "all shapes"))
         lines.append(f"{'shape':<{width}}  {'trees':>10}  {'rows':>10}")
         for shape in SHAPES:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdtr.contract import DraftTree, Session
+from kdtr.property_tests.judge import Judge
 from kdtr.property_tests.profiles import cheap
 from kdtr.property_tests.strategies import PLAIN, SmallModel, draft_logits
-from kdtr.property_tests.subject import Judge, Subject
+from kdtr.property_tests.subject import Subject
 from kdtr.property_tests.trees import path_tokens, picture
 
 # A vocabulary so small that all prefixes can be written down.

@@ -17,6 +17,7 @@ from kdtr.property_tests.fewer_verbs import (
     plain_answer,
     rooted,
 )
+from kdtr.property_tests.judge import Judge, tree_scene
 from kdtr.property_tests.strategies import (
     Scene,
     SmallModel,
@@ -29,7 +30,7 @@ from kdtr.property_tests.strategies import (
     tokens,
     topological_orders,
 )
-from kdtr.property_tests.subject import Answer, Judge, Subject, causal_rows, tree_scene
+from kdtr.property_tests.subject import Answer, Subject, causal_rows
 from kdtr.property_tests.trees import (
     chain,
     children,
@@ -139,13 +140,15 @@ def test_decode_is_a_round_with_budget_0(
 
     judge = Judge(engine, model)
     judge.same("budget 0", DraftTree((root,), (-1,)), tree)
-    for session in (decoding, fused, stepwise):
+    told = (token, outcome.acceptance.bonus, answer.targets[0])
+    judge.same("emitted", (told[1],), outcome.emitted)
+    for session, bonus in zip((decoding, fused, stepwise), told, strict=True):
+        judge.target("token", token, bonus, history=[*prompt, root])
         judge.same("L", len(prompt) + 1, session.committed_len)
-        judge.same("root", token, session.root)
+        judge.same("root", bonus, session.root)
         judge.cache("cache", decoding.snapshot(), session.snapshot())
-    judge.same("emitted", (token,), outcome.emitted)
-    judge.same("target", (token,), answer.targets)
-    judge.same("acceptance", Acceptance((0,), token), acceptance)
+    for path in (outcome.acceptance, acceptance):
+        judge.same("acceptance", Acceptance((0,), token), path)
 
 
 def hold_rows(engine: Subject, scene: Scene, order: tuple[int, ...], what: str) -> None:

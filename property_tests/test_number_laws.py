@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from kdtr.property_tests.fewer_verbs import (
     plain_answer,
     played,
 )
+from kdtr.property_tests.judge import Judge, different_bits, tree_scene
 from kdtr.property_tests.strategies import (
     Scene,
     SmallModel,
@@ -30,7 +30,7 @@ from kdtr.property_tests.strategies import (
     scenes,
     small_models,
 )
-from kdtr.property_tests.subject import Judge, Subject, different_bits, tree_scene
+from kdtr.property_tests.subject import Subject
 from kdtr.property_tests.trees import chain, path_to, path_tokens
 from kdtr.reference import make_engine
 
@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_model(engine: Subject, scene: Scene) -> None:
     judge = Judge(engine, scene.model, tree_scene(placed.tree, last))
     truth = Subject("truth", make_engine())
     history = placed.history(last)
-    expected = plain_answer(truth, as_declared(engine, scene.model), (), history)
+    expected = plain_answer(truth, engine.as_declared(scene.model), (), history)
     assert expected.logits is not None
     if row.logits is not None:
         what, logits = f"row {last}", row.logits[None]
@@ -61,14 +61,6 @@ def test_rows_are_those_of_the_model(engine: Subject, scene: Scene) -> None:
             bounds=1,
         )
     judge.target(f"row {last}", expected.target, row.target, history=history)
-
-
-def as_declared(engine: Subject, model: SmallModel) -> SmallModel:
-    """The model under the engine's conventions (NORM-1)."""
-    declared = engine.engine.info.conventions.get("latent_norm_eps")
-    if declared is None:
-        return model
-    return replace(model, config=model.config.replace(latent_norm_eps=float(declared)))
 
 
 def at(
@@ -130,7 +122,7 @@ def test_the_same_calls_give_the_same_bits(
 ) -> None:
     """NUM-4: in two sessions of an engine that declares determinism prefill, build, verify, commit,
     round and decode give the same bits, one after the other."""
-    if not engine.engine.info.profile.deterministic:
+    if not engine.deterministic:
         pytest.skip(f"{engine.label} does not declare determinism")
     model = scene.model
     drafts = data.draw(draft_logits(model.config.vocab_size, max_depth=2), label="draft logits")
@@ -147,10 +139,7 @@ def test_the_same_calls_give_the_same_bits(
         else:
             judge.same(what, expected, actual)
     if engine.offers("snapshot"):
-        expected, actual = placed.session.snapshot(), again.session.snapshot()
-        for field in ("tokens", "positions", "c_kv", "k_pe"):
-            difference = different_bits(getattr(expected, field), getattr(actual, field))
-            judge.same(f"{field} of the cache", None, difference)
+        judge.same_cache("cache", placed.session.snapshot(), again.session.snapshot())
 
 
 def same_calls(placed: Placed, drafts: np.ndarray, last: int) -> list[tuple[str, Any]]:
@@ -174,8 +163,7 @@ def same_calls(placed: Placed, drafts: np.ndarray, last: int) -> list[tuple[str,
 def test_a_row_alone_has_the_same_bits(engine: Subject, scene: Scene, data: st.DataObject) -> None:
     """NUM-4: where batch invariance is declared, a row of a tree has the bits that it has when its
     path is verified alone."""
-    profile = engine.engine.info.profile
-    if not (profile.batch_invariant and profile.deterministic):
+    if not engine.exact:
         pytest.skip(f"{engine.label} does not declare batch invariance")
     model = scene.model
     placed = place(engine, model, scene.prompt, scene.tree)

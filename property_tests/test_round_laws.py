@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from kdtr.contract import Acceptance, Array, DraftTree, EmitLimit
 from kdtr.property_tests.fewer_verbs import Placed, decoded, lone, place, place_again, played
+from kdtr.property_tests.judge import Judge, tree_scene
 from kdtr.property_tests.strategies import (
     Plant,
     Scene,
@@ -20,8 +23,9 @@ from kdtr.property_tests.strategies import (
     small_models,
     tokens,
 )
-from kdtr.property_tests.subject import Judge, Subject, tree_scene
-from kdtr.property_tests.trees import children, under_root
+from kdtr.property_tests.subject import Subject
+from kdtr.property_tests.trees import children, path_tokens, under_root
+from kdtr.reference import emitted as emitted_by
 
 
 def continued(engine: Subject, model: SmallModel, placed: Placed, n: int) -> list[int]:
@@ -162,7 +166,7 @@ def test_a_fused_round_is_its_steps(
     fused, stepwise = placed.session, place_again(engine, model, placed)
     ahead = continued(engine, model, placed, len(plant.path))
     tree = plant.tree(ahead, model.config.vocab_size)
-    traced: dict[str, list[object]] = {}
+    traced: dict[str, list[Any]] = {}
 
     def trace(stage: str, layer: int | None, array: Array, /) -> None:
         if stage in ("moves", "targets"):
@@ -175,13 +179,16 @@ def test_a_fused_round_is_its_steps(
     stepwise.commit(acceptance)
 
     judge = Judge(engine, model, tree_scene(tree, *acceptance.path))
+    judge.continuation("emitted", placed.history(0), emitted_by(tree, acceptance), outcome.emitted)
     judge.same("acceptance", acceptance, outcome.acceptance)
-    judge.same("root", stepwise.root, fused.root)
+    judge.same("root", acceptance.bonus, fused.root)
     judge.same("L", stepwise.committed_len, fused.committed_len)
     if engine.offers("snapshot"):
         judge.cache("cache", stepwise.snapshot(), fused.snapshot())
     committed_len = len(placed.prompt)
     moves = [[committed_len + node, committed_len + k] for k, node in enumerate(acceptance.path)]
-    for stage, expected in (("moves", moves), ("targets", list(answer.targets))):
-        if stage in engine.engine.info.stages:
-            judge.same(stage, expected, traced[stage])
+    if "moves" in traced:
+        judge.same("moves", moves, traced["moves"])
+    for i, got in enumerate(traced.get("targets", [])):
+        history = [*placed.prompt, *path_tokens(tree, i)]
+        judge.target(f"target {i}", answer.targets[i], got, history=history)

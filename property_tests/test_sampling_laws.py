@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from kdtr.contract import Acceptance
 from kdtr.property_tests.fewer_verbs import answers, lone, place, place_again, walked
+from kdtr.property_tests.judge import Judge, tree_scene
+from kdtr.property_tests.near_ties import cumulative
 from kdtr.property_tests.strategies import Scene, plants, scenes
-from kdtr.property_tests.subject import Answer, Judge, Subject, cumulative, tree_scene
+from kdtr.property_tests.subject import Answer, Subject
 from kdtr.reference import emitted
 
 # Halfway between the thousandths: no uniform is at an end of the distribution.

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from kdtr.contract import Acceptance, DraftTree, LogicalCache
 from kdtr.property_tests.fewer_verbs import answers, rows_of
 from kdtr.property_tests.history import Draft, drafts
+from kdtr.property_tests.judge import Judge, tree_scene
 from kdtr.property_tests.strategies import PLAIN, SmallModel, prompts, small_models
-from kdtr.property_tests.subject import Answer, Judge, Subject, tree_scene
+from kdtr.property_tests.subject import Answer, Subject
 from kdtr.property_tests.trees import path_to, path_tokens, under_root
-from kdtr.property_tests.watch import WatchedModel, WatchedSession
+from kdtr.property_tests.watched import WatchedModel, WatchedSession
 
 
 @dataclass(frozen=True, slots=True)

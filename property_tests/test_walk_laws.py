@@ -1,13 +1,12 @@
-"""The walk: against a definition of its own, written here as a recursion."""
+"""The walk: against a definition of its own, the recursion of `trees.py`."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kdtr.contract import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Session
+from kdtr.property_tests.judge import Judge, tree_scene
 from kdtr.property_tests.profiles import cheap
 from kdtr.property_tests.strategies import (
     PLAIN,
@@ -17,29 +16,12 @@ from kdtr.property_tests.strategies import (
     targets_of,
     topological_orders,
 )
-from kdtr.property_tests.subject import Judge, Subject, tree_scene
-from kdtr.property_tests.trees import children, path_tokens, reordered
+from kdtr.property_tests.subject import Subject
+from kdtr.property_tests.trees import path_tokens, reordered, walk
 from kdtr.reference import commit_moves, emitted
 
 MODEL = SmallModel()
 VOCAB_SIZE = PLAIN.vocab_size
-
-
-def walk(
-    tree: DraftTree, targets: Sequence[int], node: int, left: int, stops: frozenset[int]
-) -> tuple[tuple[int, ...], int]:
-    """The accepted path from `node` on and the bonus, when `left` tokens may still be emitted.
-
-    The target of the node is emitted in any case. It ends the walk if it is a stop token, the
-    last allowed, or not a child; otherwise the walk goes on from that child.
-    """
-    target = targets[node]
-    if target not in stops and left > 1:
-        for child in children(tree, node):
-            if tree.tokens[child] == target:
-                path, bonus = walk(tree, targets, child, left - 1, stops)
-                return (node, *path), bonus
-    return (node,), target
 
 
 def opened(engine: Subject) -> Session:
@@ -59,7 +41,7 @@ def test_the_walk_follows_the_targets(
     acceptance = opened(engine).accept(tree, targets)
 
     judge = Judge(engine, MODEL, tree_scene(tree, *acceptance.path))
-    path, bonus = walk(tree, targets, 0, len(tree) + 1, frozenset())
+    path, bonus = walk(tree, targets)
     judge.same("acceptance", Acceptance(path, bonus), acceptance)
 
 
@@ -76,8 +58,7 @@ def test_the_walk_stops_at_a_stop_token_and_at_the_length_limit(
     acceptance = session.accept(tree, targets, limit=limit)
 
     judge = Judge(engine, MODEL, tree_scene(tree, *acceptance.path))
-    most = limit.max_emitted or len(tree) + 1
-    path, bonus = walk(tree, targets, 0, most, limit.stop_tokens)
+    path, bonus = walk(tree, targets, limit)
     judge.same("acceptance", Acceptance(path, bonus), acceptance)
     free = session.accept(tree, targets, limit=NO_LIMIT)
     uncut = (*path_tokens(tree, free.path[-1])[1:], free.bonus)
@@ -110,7 +91,7 @@ def test_commit_moves_close_the_gaps(
     """COMMIT-1: move k is from slot L + path[k] to slot L + k; done one after the other in the
     order given, no move reads a slot that an earlier one wrote over."""
     targets = data.draw(targets_of(tree, VOCAB_SIZE), label="targets")
-    path, _ = walk(tree, targets, 0, len(tree) + 1, frozenset())
+    path, _ = walk(tree, targets)
 
     moves = commit_moves(path, committed_len)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from kdtr.contract import DraftTree
+from kdtr.contract import NO_LIMIT, DraftTree, EmitLimit
 
 
 def children(tree: DraftTree, node: int) -> list[int]:
@@ -29,6 +29,31 @@ def depth(tree: DraftTree) -> int:
     return max(depths)
 
 
+def walk(
+    tree: DraftTree, targets: Sequence[int], limit: EmitLimit = NO_LIMIT
+) -> tuple[tuple[int, ...], int]:
+    """The accepted path and the bonus (ACC-1, ACC-2, ACC-4), as a recursion.
+
+    The target of a node is emitted in any case. It ends the walk if it is a stop token, the last
+    allowed, or not a child; otherwise the walk goes on from that child.
+
+    >>> tree = DraftTree((7, 3, 5, 4), (-1, 0, 0, 2))
+    >>> walk(tree, (5, 0, 4, 9)), walk(tree, (5, 0, 4, 9), EmitLimit(max_emitted=1))
+    (((0, 2, 3), 9), ((0,), 5))
+    """
+
+    def below(node: int, left: int) -> tuple[tuple[int, ...], int]:
+        target = targets[node]
+        if target not in limit.stop_tokens and left > 1:
+            for child in children(tree, node):
+                if tree.tokens[child] == target:
+                    path, bonus = below(child, left - 1)
+                    return (node, *path), bonus
+        return (node,), target
+
+    return below(0, limit.max_emitted or len(tree) + 1)
+
+
 SHAPES = ("root", "chain", "star", "branched")
 
 
@@ -49,6 +74,19 @@ def shape_class(tree: DraftTree) -> str:
 def under_root(tree: DraftTree, root: int) -> DraftTree:
     """The tree with this token at its root."""
     return DraftTree((root, *tree.tokens[1:]), tree.parents)
+
+
+def led(tree: DraftTree, target: int) -> DraftTree:
+    """The tree with this token at the root's last child, if no child of the root has it.
+
+    >>> led(DraftTree((7, 3, 5, 4), (-1, 0, 0, 2)), 9).tokens
+    (7, 3, 9, 4)
+    """
+    below = children(tree, 0)
+    if not below or target in [tree.tokens[child] for child in below]:
+        return tree
+    last = below[-1]
+    return DraftTree((*tree.tokens[:last], target, *tree.tokens[last + 1 :]), tree.parents)
 
 
 def chain(tokens: Sequence[int]) -> DraftTree:
@@ -81,11 +119,11 @@ def pruned(tree: DraftTree, cut: int) -> tuple[int, ...]:
 def picture(tree: DraftTree, marked: Collection[int] = ()) -> str:
     """The tree as text, a node on a line as `id: token`.
 
-    >>> print(picture(DraftTree((7, 3, 5, 3), (-1, 0, 1, 0)), marked=[2]))
+    >>> print(picture(DraftTree((7, 3, 5, 4), (-1, 0, 1, 0)), marked=[2]))
     0: 7
       1: 3
         2: 5   <--
-      3: 3
+      3: 4
     """
     lines: list[str] = []
 

@@ -276,7 +276,7 @@ def test_logits_with_an_offset_are_told_as_that() -> None:
     engine = xray_minimal.make_engine()
     model = next(one for one in attention_models() if one.name == "visible")
     loaded = engine.load((model.config, _models()["visible"].tensors()))
-    answers = ask(loaded, engine.info, scripts()).verified
+    answers = ask(loaded, engine.info, scripts(), model.config.vocab_size).verified
     lifted = [replace(answer, logits=answer.logits + 0.5) for answer in answers]
 
     (finding,) = judge_attention(model, lifted, Precision("float32")).findings
@@ -294,7 +294,8 @@ def test_logits_with_an_offset_are_told_as_that() -> None:
 def test_top_k_log_probabilities_are_enough(fault: str, name: str, dtype: str) -> None:
     engine = xray_minimal.make_engine(fault=fault, dtype=dtype)
     model = next(one for one in attention_models() if one.name == name)
-    answers = ask(engine.load((model.config, _models()[name].tensors())), engine.info, scripts())
+    loaded = engine.load((model.config, _models()[name].tensors()))
+    answers = ask(loaded, engine.info, scripts(), model.config.vocab_size)
 
     def listed(row: np.ndarray) -> Reading:
         """The largest, down to the first reserved token among the ties at 0."""

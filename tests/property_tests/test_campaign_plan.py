@@ -9,12 +9,14 @@ import shlex
 
 import pytest
 
+from kdtr.conformance.golden_check import blas_kernel
 from kdtr.property_tests.campaign_plan import (
     COMPLETE,
     EXHAUSTED,
     CampaignError,
     Setup,
     Unit,
+    _sources,
     first_units,
     more_units,
     unit_of,
@@ -87,11 +89,27 @@ def test_an_id_of_another_form_is_refused(unit_id: str) -> None:
 def test_versions_name_all_that_the_draws_follow_from() -> None:
     found = versions()
 
-    assert ["kdtr", "rules", "hypothesis", "laws"] == list(found)
-    assert re.fullmatch("[0-9a-f]{16}", found["laws"])
+    names = ["kdtr", "rules", "sources", "hypothesis", "numpy", "ml_dtypes", "blas"]
+    assert names == list(found)
+    assert re.fullmatch("[0-9a-f]{16}", found["sources"])
+    assert blas_kernel() == found["blas"]
 
 
-@pytest.mark.parametrize("module", ["campaign_plan", "campaign_directory", "campaign_ray"])
+def test_the_digest_covers_who_draws_who_judges_and_the_truth() -> None:
+    covered = {name for name, _ in _sources()}
+
+    assert {
+        "property_tests/judge.py",
+        "property_tests/campaign_unit.py",
+        "conformance/noise_floor.py",
+        "reference/forward.py",
+        "contract/RULES.md",
+    } <= covered
+    shown = {"property_tests/campaign_cli.py", "property_tests/campaign_progress.py"}
+    assert set() == shown & covered
+
+
+@pytest.mark.parametrize("module", ["campaign_plan", "campaign_directory", "campaign_ray", "trees"])
 def test_examples_in_docstrings(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"kdtr.property_tests.{module}"))
 

@@ -23,6 +23,7 @@ from kdtr.property_tests.campaign_plan import CampaignError, Setup, Unit
 from kdtr.property_tests.campaign_processes import Processes
 from kdtr.property_tests.campaign_run import Request, run_campaign
 from kdtr.property_tests.campaign_summary import Summary, summarise
+from kdtr.property_tests.campaign_unit import Case, Outcome
 from kdtr.property_tests.laws import laws
 
 ENGINES = Path(__file__).parent / "engines"
@@ -30,6 +31,7 @@ KDTR = Path(sys.executable).with_name("kdtr")
 UNRULY = "unruly_engines:make_engine"
 LAWS = ("the_walk_follows_the_targets", "a_commit_then_a_verify_is_a_longer_prompt")
 SMALL = Request("kdtr.reference:make_engine", laws=LAWS, cases=40, most=10)
+EXCUSED_CASE = Case("excused", "near tie of tokens", {}, {}, 0, 0, 0, None, "")
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +89,10 @@ def test_a_shard_says_on_what_and_by_what_it_was_made(whole: Path) -> None:
     assert {"law": LAWS[0], "index": 1, "seed": 0, "examples": 10} == head["key"]["unit"]
     assert "reference (fixed, append)" == head["key"]["info"]["name"]
     assert "float64" == head["key"]["info"]["profile"]["accumulation"]
-    assert {"kdtr", "rules", "hypothesis", "laws"} == set(head["key"]["versions"])
-    assert ("complete", 10) == (head["verdict"], head["n_cases"])
+    assert {"kdtr", "rules", "sources", "hypothesis", "numpy", "ml_dtypes", "blas"} == set(
+        head["key"]["versions"]
+    )
+    assert ("complete", 10) == (head["verdict"], head["held"])
 
 
 def test_a_campaign_goes_on_where_it_was_cut(whole: Path, tmp_path: Path) -> None:
@@ -211,16 +215,18 @@ def test_a_crash_that_happens_once_costs_nothing(tmp_path: Path) -> None:
     assert rows(tmp_path / "steady") == rows(tmp_path / "shaken")
 
 
-def test_a_unit_that_ran_by_other_laws_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "value"), [("rules", "0"), ("blas", "another kernel")])
+def test_a_unit_that_ran_by_other_laws_or_sums_is_refused(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine of a cluster with another kdtr."""
+    """As on a machine of a cluster with another kdtr or another processor."""
     from kdtr.property_tests import campaign_run
 
     ours = campaign_run.versions()
-    monkeypatch.setattr(campaign_run, "versions", lambda: {**ours, "rules": "0"})
+    monkeypatch.setattr(campaign_run, "versions", lambda: {**ours, name: value})
+    told = f"versions.{name} = {ours[name]}; expected {value}, as at the start"
 
-    with pytest.raises(EngineError, match=r"versions .*'rules': '1'.*; expected .*'rules': '0'"):
+    with pytest.raises(EngineError, match=re.escape(told)):
         run(unruly("", cases=10), tmp_path)
 
 
@@ -270,6 +276,25 @@ def test_a_campaign_of_what_the_engine_lacks_gives_no_cases_and_does_not_pass(
     assert {"skipped": 1} == dict(summary.ended)
     told = "\n".join(summary.lines())
     assert f"early     {LAWS[0]}, 1 units: {UNRULY} does not offer accept" in told
+
+
+def test_what_was_excused_is_no_proof(tmp_path: Path) -> None:
+    """Other laws make up for the cases; the law of which no example held fails, by its name."""
+    request = Request(UNRULY, laws=LAWS, cases=20, most=10)
+    run(request, tmp_path)
+    outcome = Outcome(Unit(LAWS[1], 0, 0, 10), "exhausted", "0 held", 10 * (EXCUSED_CASE,))
+    directory = Directory(tmp_path)
+    directory.keep(outcome, directory.manifest())
+    assert 10 == summarise(directory).cases
+
+    summary = run(request, tmp_path)
+
+    assert not summary.passed
+    assert [] == summary.missing
+    assert {(LAWS[0], "held"): 20, (LAWS[1], "excused"): 10} == dict(summary.laws)
+    told = "\n".join(summary.lines())
+    assert "cases     20 of 20 asked for; 10 excused and 0 discarded besides" in told
+    assert f"unshown   no example held: {LAWS[1]}" in told
 
 
 def test_the_report_merges_the_shards_and_names_what_is_missing(

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from shrinking_faults import FAULTS
-from shrunk import failure, subject_of
+from shrunk import failure, failure_of, subject_of
 
 from kdtr.conformance.cli import main
 from kdtr.contract import rule
 from kdtr.property_tests import profiles
 from kdtr.property_tests.failure import explain_failure
 from kdtr.property_tests.laws import laws
-from kdtr.property_tests.subject import Subject
+from kdtr.property_tests.subject import Subject, load_subject
 from kdtr.property_tests.watch import Example
 
 ENGINES = Path(__file__).parent / "engines"
@@ -65,7 +65,7 @@ def test_the_bundle_fails_at_the_gate_and_the_line_shows_the_example_again(
     assert 1 == repeated.returncode, repeated.stdout
     (said,) = [line for line in str(error).splitlines() if line.startswith(engine.label)]
     assert said.removeprefix(engine.label) in repeated.stdout
-    (tried,) = re.findall(r"^(\d+) examples of \d laws: (\d+) failed$", repeated.stdout, re.M)
+    (tried,) = re.findall(r"^(\d+) examples of 1 laws: (\d+) failed$", repeated.stdout, re.M)
     assert tried[0] == tried[1]  # it alone
 
 
@@ -87,6 +87,50 @@ def test_the_report_of_pytest_has_the_tree_the_row_and_the_line(tmp_path: Path) 
 
 
 FAULT = "missing_root_row"
+
+
+@pytest.mark.parametrize(
+    ("law", "fault"),
+    [
+        ("the_walk_follows_the_targets", "first_child_only"),
+        ("the_walk_stops_at_a_stop_token_and_at_the_length_limit", "no_stop_tokens"),
+        ("the_walk_stops_at_a_stop_token_and_at_the_length_limit", "no_max_emitted"),
+    ],
+)
+def test_a_walk_leaves_a_bundle_too(
+    law: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs no forward: the bundle has the tree, and what the targets of the law accept in it."""
+    subject = load_subject(fault, "planted_faults:make_engine", {"fault": fault})
+    failed = failure_of(law, subject, SEED)
+    assert failed is not None
+
+    text = explain_failure(law, *failed, subject, directory=str(tmp_path))
+
+    (gate,) = lines_of(text, "kdtr gate ")
+    assert 1 == main(gate[1:]), capsys.readouterr().out
+    assert "ACC-" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--kdtr-example", "AAA="], "--kdtr-example: 44 laws are selected (a_batch_is_its_req"),
+        (["--kdtr-example", "AAA=", "-k", "no_such_law"], "--kdtr-example: 0 laws are selected;"),
+        (["--kdtr-example", "AXic", "-k", "verify_twice"], "--kdtr-example AXic: Invalid zlib"),
+        (["--kdtr-example", "ex\u00e4mple", "-k", "verify_twice"], "printed, whole"),
+        (["--kdtr-example", "AAA=", "-n", "2"], "expected one process: add -n 0"),
+    ],
+)
+def test_an_example_of_no_law_is_refused_in_words(
+    words: list[str], told: str, tmp_path: Path
+) -> None:
+    done = run(["pytest", "--pyargs", "kdtr.property_tests", *words], tmp_path)
+
+    assert pytest.ExitCode.USAGE_ERROR == done.returncode
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+    assert told in error
+    assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_the_name_of_a_law_selects_it_alone() -> None:

@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kdtr.conformance import load_engine
-from kdtr.contract import Acceptance, DraftTree, Verified
+from kdtr.contract import Acceptance, DraftTree, Round, SessionError, Verified
+from kdtr.property_tests.trees import reordered, siblings_reversed
 
 EMBEDDING = "model.embed_tokens.weight"
 VARIANTS: dict[str, Callable[[Any], Any]] = {}
@@ -118,6 +120,60 @@ def takes_nan(engine: Any) -> Any:
         return model
 
     return Wrapped(engine, load=load)
+
+
+@variant
+def unsteady(engine: Any) -> Any:
+    """Declares no determinism: every second session rounds another way."""
+    sessions = [0]
+
+    def change(session: Any) -> Any:
+        sessions[0] += 1
+        way = np.float32(np.inf if sessions[0] % 2 else -np.inf)
+
+        def verify(tree: Any, **trace: Any) -> Verified:
+            done = session.verify(tree, **trace)
+            return Verified(np.nextafter(done.logits, way), done.targets)
+
+        def snapshot() -> Any:
+            cache = session.snapshot()
+            return replace(cache, c_kv=np.nextafter(cache.c_kv, way))
+
+        return Wrapped(session, verify=verify, snapshot=snapshot)
+
+    return _sessions(engine, change, **_restless_profile(engine))
+
+
+@variant
+def undecided(engine: Any) -> Any:
+    """Declares no determinism: of equal top logits every second choice takes the last."""
+    calls = [0]
+
+    def argmax(original: Any, logits: Any) -> Any:
+        calls[0] += 1
+        if calls[0] % 2:
+            return original(logits)
+        return logits.shape[-1] - 1 - original(logits[..., ::-1])
+
+    engine = _kernels(engine, argmax=argmax)
+    return Wrapped(engine, info=replace(engine.info, **_restless_profile(engine)))
+
+
+def _restless_profile(engine: Any) -> dict[str, Any]:
+    profile = replace(engine.info.profile, deterministic=False, batch_invariant=False)
+    return {"profile": profile}
+
+
+@variant
+def own_eps(engine: Any) -> Any:
+    """Declares an eps of its latent norms, and keeps to it."""
+
+    def load(source: Any) -> Any:
+        config, tensors = source
+        return engine.load((config.replace(latent_norm_eps=0.5), tensors))
+
+    info = replace(engine.info, conventions={"latent_norm_eps": "0.5"})
+    return Wrapped(engine, load=load, info=info)
 
 
 # Batches
@@ -345,3 +401,154 @@ def bits_by_size(engine: Any) -> Any:
 
     profile = replace(engine.info.profile, batch_invariant=True)
     return _sessions(engine, change, profile=profile)
+
+
+def _own_build(build: Callable[[Any, Any, int], Any]) -> Callable[[Any], Any]:
+    """Every session builds by build(session, draft logits, budget)."""
+
+    def change(session: Any) -> Any:
+        return Wrapped(session, build=lambda draft, budget: build(session, draft, budget))
+
+    return change
+
+
+@variant
+def build_one_short(engine: Any) -> Any:
+    """TREE-3: the tree has a node less than the budget allows."""
+    return _sessions(engine, _own_build(lambda s, draft, n: s.build(draft, max(0, n - 1))))
+
+
+@variant
+def build_by_size(engine: Any) -> Any:
+    """TREE-4: larger trees have their children in another order."""
+
+    def build(session: Any, draft: Any, budget: int) -> Any:
+        tree = session.build(draft, budget)
+        return reordered(tree, siblings_reversed(tree)) if budget > 3 else tree
+
+    return _sessions(engine, _own_build(build))
+
+
+@variant
+def build_beside_a_verify(engine: Any) -> Any:
+    """TREE-3: while a verify is pending a build gets a node less."""
+
+    def build(session: Any, draft: Any, budget: int) -> Any:
+        return session.build(draft, budget - (budget > 0 and session._pending is not None))
+
+    return _sessions(engine, _own_build(build))
+
+
+@variant
+def reset_keeps_the_root(engine: Any) -> Any:
+    """SLOT-1: a session that was reset still has its root."""
+
+    def change(session: Any) -> Any:
+        def reset() -> None:
+            root = session.root
+            session.reset()
+            if root is not None:
+                session.set_root(root)
+
+        return Wrapped(session, reset=reset)
+
+    return _sessions(engine, change)
+
+
+@variant
+def decode_tells_the_root(engine: Any) -> Any:
+    """FWD-2: decode returns the token that it took, not the one that it chose."""
+
+    def change(session: Any) -> Any:
+        def decode(**trace: Any) -> Any:
+            root = session.root
+            session.decode(**trace)
+            return root
+
+        return Wrapped(session, decode=decode)
+
+    return _sessions(engine, change)
+
+
+@variant
+def one_slot_less(engine: Any) -> Any:
+    """SLOT-3: the last slot is never given out."""
+
+    def load(source: Any) -> Any:
+        model = engine.load(source)
+        return Wrapped(model, open=lambda *, max_len: model.open(max_len=max(1, max_len - 1)))
+
+    return Wrapped(engine, load=load)
+
+
+@variant
+def second_commit_is_nothing(engine: Any) -> Any:
+    """COMMIT-5: a commit without a verify is passed over."""
+
+    def change(session: Any) -> Any:
+        def commit(acceptance: Any) -> None:
+            with suppress(SessionError):
+                session.commit(acceptance)
+
+        return Wrapped(session, commit=commit)
+
+    return _sessions(engine, change)
+
+
+@variant
+def round_without_limit(engine: Any) -> Any:
+    """ACC-4: a fused round emits all that it accepts, whatever the limit."""
+
+    def change(session: Any) -> Any:
+        def fused(tree: Any, *, limit: Any = None, **trace: Any) -> Any:
+            return session.round(tree, **trace)
+
+        return Wrapped(session, round=fused)
+
+    return _sessions(engine, change)
+
+
+@variant
+def round_accepts_its_root(engine: Any) -> Any:
+    """ACC-1: a fused round accepts the root alone; verify and accept are right."""
+
+    def change(session: Any) -> Any:
+        def fused(tree: Any, *, limit: Any = None, **trace: Any) -> Round:
+            bonus = session.verify(tree, **trace).targets[0]
+            session.commit(Acceptance((0,), bonus))
+            return Round(tree, Acceptance((0,), bonus), (bonus,))
+
+        return Wrapped(session, round=fused)
+
+    return _sessions(engine, change)
+
+
+@variant
+def stale_nan_times_zero(engine: Any) -> Any:
+    """COMMIT-4: NaN is taken, and stale slots are weighed with 0."""
+    return takes_nan(stale_times_zero(engine))
+
+
+@variant
+def next_tokens(engine: Any) -> Any:
+    """LOSSLESS: every token that it tells is one too high; its rows and its cache are right."""
+
+    def change(session: Any) -> Any:
+        def above(token: int) -> int:
+            return (token + 1) % len(session._forward.weights.embedding)
+
+        def prefill(tokens: Any, **trace: Any) -> int:
+            session.set_root(above(session.prefill(tokens, **trace)))
+            return int(session.root)
+
+        def decode(**trace: Any) -> int:
+            session.set_root(above(session.decode(**trace)))
+            return int(session.root)
+
+        def verify(tree: Any, **trace: Any) -> Verified:
+            done = session.verify(tree, **trace)
+            return Verified(None, tuple(map(above, done.targets)))
+
+        return Wrapped(session, prefill=prefill, decode=decode, verify=verify)
+
+    return _sessions(engine, change)

@@ -104,7 +104,7 @@ def play(law: str, subject: Any, values: Values) -> Example:
     # Outside of Hypothesis there are no statistics to tell.
     with (
         mock.patch.object(module, "event", create=True),
-        mock.patch("kdtr.property_tests.subject.event"),
+        mock.patch("kdtr.property_tests.judge.event"),
     ):
         ended: list[Example] = []
         try:

@@ -37,7 +37,12 @@ def shrunk(fault: str, subject: Any, seed: int) -> Example | None:
 
 def failure(fault: str, subject: Any, seed: int) -> tuple[Example, BaseException] | None:
     """The shrunk example and the exception that Hypothesis lets through for it."""
-    law = laws()[FAULTS[fault].law]
+    return failure_of(FAULTS[fault].law, subject, seed)
+
+
+def failure_of(name: str, subject: Any, seed: int) -> tuple[Example, BaseException] | None:
+    """The same of any law."""
+    law = laws()[name]
     function: Any = law.function
     failed: list[Example] = []
 
