@@ -5,6 +5,7 @@ Answers lie under their own names, traced stages under `trace/<stage>` or `trace
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -40,7 +41,8 @@ class Scratch:
 
     def __init__(self, *, in_memory: bool) -> None:
         where = _MEMORY if in_memory and _has_room(_MEMORY) else None
-        self.path = Path(tempfile.mkdtemp(prefix="kdtr-stdio-", dir=where))
+        _sweep(where or Path(tempfile.gettempdir()))
+        self.path = Path(tempfile.mkdtemp(prefix=f"kdtr-stdio-{os.getpid()}-", dir=where))
         self._count = 0
         self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
@@ -51,6 +53,20 @@ class Scratch:
 
     def remove(self) -> None:
         self._end()
+
+
+def _sweep(where: Path) -> None:
+    """Remove what processes left that were killed before they could."""
+    for path in where.glob("kdtr-stdio-*-*"):
+        owner = path.name.split("-")[2]
+        if not owner.isdigit() or int(owner) == os.getpid():
+            continue
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue  # somebody else's, and alive
 
 
 def _has_room(directory: Path) -> bool:

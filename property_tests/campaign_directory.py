@@ -136,7 +136,7 @@ class Directory:
         """Write what the unit gave; its shard last, so that a unit with a shard is finished."""
         head = head_of(outcome, unit_key(outcome.unit, campaign))
         if outcome.failure is not None:
-            self.failures.mkdir(exist_ok=True)
+            _directory(self.failures)
             for name, content in outcome.failure.files.items():
                 write_whole(self.failures / name, lambda file, content=content: file.write(content))
             text = outcome.failure.text.replace(FILES, f"{self.failures}/") + "\n"
@@ -145,6 +145,13 @@ class Directory:
             )
         write_shard(self.shards / f"{outcome.unit.id}.parquet", outcome, head)
         return head
+
+
+def _directory(path: Path) -> None:
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise CampaignError(f"{path}: {error.strerror}; expected a directory") from error
 
 
 def _refuse_another(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:

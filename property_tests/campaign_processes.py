@@ -17,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from kdtr.contract import EngineError, EngineInfo
@@ -24,6 +25,8 @@ from kdtr.property_tests.campaign_crew import TRIES, Lost
 from kdtr.property_tests.campaign_plan import Setup, Unit
 from kdtr.property_tests.campaign_unit import Outcome
 from kdtr.property_tests.campaign_worker import THREADS, Worker
+
+_GRACE_S = 5.0  # for an idle worker to close its engine
 
 _worker: Worker | None = None
 
@@ -48,6 +51,12 @@ def _end_with(parent: BaseProcess) -> None:
 def _run(unit: Unit) -> Outcome:
     assert _worker is not None
     return _worker.run(unit)
+
+
+def _leave() -> None:
+    """The last task of a process: an engine may have a process and files of its own."""
+    if _worker is not None:
+        _worker.close()
 
 
 class _Lane:
@@ -93,7 +102,11 @@ class _Lane:
 
     def kill(self) -> None:
         if self.process is not None and not self.killed:
+            groups = _groups_below(self.process.pid)
             self.process.kill()
+            for group in groups:
+                with suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
         self.killed = True
 
     def lost(self) -> Lost:
@@ -103,8 +116,24 @@ class _Lane:
         return Lost(_ending(code), self.killed)
 
     def close(self) -> None:
+        if self.idle and not self.killed:
+            with suppress(Exception):  # it is ended in any case
+                self._executor.submit(_leave).result(_GRACE_S)
         self.kill()
         self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _groups_below(pid: int | None) -> list[int]:
+    """The process groups of a process's children that lead one: engines behind stdio.
+
+    Of Linux alone; elsewhere they end when their standard input does.
+    """
+    groups = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            children = [int(word) for word in path.read_text().split()]
+            groups += [child for child in children if os.getpgid(child) == child]
+    return groups
 
 
 def _ending(code: int | None) -> str:

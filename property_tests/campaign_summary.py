@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kdtr.property_tests.campaign_directory import Directory
@@ -17,7 +18,7 @@ from kdtr.property_tests.campaign_plan import (
     more_units,
 )
 from kdtr.property_tests.campaign_shard import Head, pyarrow, read_rows
-from kdtr.property_tests.campaign_unit import CASES
+from kdtr.property_tests.campaign_unit import CASES, FILES
 from kdtr.property_tests.trees import SHAPES
 from kdtr.property_tests.watch import EXCUSED, HELD
 
@@ -26,6 +27,7 @@ from kdtr.property_tests.watch import EXCUSED, HELD
 class Summary:
     """Sums over shards.
 
+    failures  where the files of failures are
     laws      cases by (law, verdict); those that held are the proof
     worst     by law, the largest error as a fraction of its bound, and its stage
     ended     units by verdict
@@ -36,6 +38,7 @@ class Summary:
     """
 
     campaign: dict[str, Any]
+    failures: Path
     laws: Counter[tuple[str, str]] = field(default_factory=Counter)
     trees: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
@@ -131,7 +134,8 @@ class Summary:
         lines = []
         for head in self.bad:
             lines += ["", f"{head.verdict.upper()}  {head.unit.id}"]
-            lines += [f"  {line}" for line in head.failure.splitlines()]
+            text = head.failure.replace(FILES, f"{self.failures}/")
+            lines += [f"  {line}" for line in text.splitlines()]
         return lines
 
 
@@ -139,7 +143,7 @@ def summarise(directory: Directory) -> Summary:
     """Merge the shards of a directory. Raises CampaignError where they do not fit its manifest."""
     campaign = directory.manifest()
     heads = directory.heads(campaign)
-    summary = Summary(campaign)
+    summary = Summary(campaign, directory.failures)
     planned = dict.fromkeys(planned_units(campaign, heads))
     summary.missing = [unit for unit in planned if unit not in heads]
     for unit in sorted(heads, key=lambda unit: unit.id):

@@ -145,10 +145,12 @@ def run_unit(
     try:
         _runner(law, notes)(unit, subject)
     except pytest.skip.Exception as skipped:
-        return ended(SKIPPED, str(skipped))
+        return ended(SKIPPED, printable(str(skipped)))
     except Unsatisfiable:
         pass
-    except (Exception, SystemExit, pytest.fail.Exception) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an engine may raise anything
         failure = _failure(law, notes.failed, error, subject, again)
         return ended(campaign_plan.FAILED, failure.text.partition("\n")[0], failure)
     outcome = ended(COMPLETE, "")
@@ -176,14 +178,19 @@ def _runner(law: Law, notes: _Notes) -> Callable[[Unit, Any], None]:
     return machine if hasattr(function, "run_seeded") else given
 
 
+def printable(text: str) -> str:
+    """The text as UTF-8 can hold it: an engine's may have half a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _failure(
     law: Law, example: Example | None, error: BaseException, subject: Any, again: str
 ) -> Failure:
-    told = "".join(traceback.format_exception_only(error)).rstrip()
+    told = printable("".join(traceback.format_exception_only(error)).rstrip())
     with tempfile.TemporaryDirectory(prefix="kdtr-") as scratch:
         lines = [told]
         if example is not None:
             lines.append(explain_failure(law.name, example, error, subject, directory=scratch))
-        text = "\n".join([*lines, f"unit   {again}"]).replace(f"{scratch}/", FILES)
+        text = printable("\n".join([*lines, f"unit   {again}"])).replace(f"{scratch}/", FILES)
         files = {file.name: file.read_bytes() for file in sorted(Path(scratch).iterdir())}
     return Failure(text, files)

@@ -14,7 +14,7 @@ from kdtr.property_tests import profiles
 from kdtr.property_tests.campaign_plan import Setup, Unit, versions
 from kdtr.property_tests.campaign_unit import Outcome, freeze_draws, run_unit
 from kdtr.property_tests.laws import laws
-from kdtr.property_tests.subject import Subject, load_subject
+from kdtr.property_tests.subject import Subject, load_subject, other_options
 
 # One process per core is all the parallelism there is; what the user has set stays.
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -45,10 +45,17 @@ class Worker:
             name, options = self._setup.engine, dict(self._setup.options)
             engine = load_subject(name, name, options)
             if self._setup.twin_options:
-                changed = {**options, **dict(self._setup.twin_options)}
+                changed = other_options(options, dict(self._setup.twin_options))
                 self._twins = engine, load_subject(f"{name}, twin", name, changed)
             self._engine = engine
         return self._engine.engine.info
+
+    def close(self) -> None:
+        """Close what the engines hold beside models: a process of their own, say."""
+        for subject in self._twins or (self._engine,):
+            close = None if subject is None else getattr(subject.engine, "close", None)
+            if callable(close):
+                close()
 
     def run(self, unit: Unit) -> Outcome:
         self.describe()

@@ -8,7 +8,7 @@ import pytest
 
 from kdtr.conformance.engine_options import engine_options
 from kdtr.property_tests import profiles
-from kdtr.property_tests.subject import HOST, REFERENCE, Subject, load_subject
+from kdtr.property_tests.subject import HOST, REFERENCE, Subject, load_subject, other_options
 
 profiles.load()
 
@@ -59,4 +59,5 @@ def _subject(label: str, config: pytest.Config) -> Subject:
     changed = config.getoption("--kdtr-twin-option")
     if not changed:
         pytest.skip("two configurations that nobody may tell apart: name one by --kdtr-twin-option")
-    return load_subject(label, chosen, {**options, **engine_options("--kdtr-twin-option", changed)})
+    twin = other_options(options, engine_options("--kdtr-twin-option", changed))
+    return load_subject(label, chosen, twin)

@@ -57,10 +57,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _check_options(config)
     if config.getoption("--kdtr-example") and getattr(config.option, "dist", "no") != "no":
         # pytest-xdist has no way to pass on what a worker refuses.
         raise pytest.UsageError("--kdtr-example runs one example; expected one process: add -n 0")
     config.pluginmanager.register(Laws(config), "kdtr-laws")
+
+
+def _check_options(config: pytest.Config) -> None:
+    """An empty name, as of a variable that is not set, must not test what ships here instead."""
+    engine = config.getoption("--kdtr-engine")
+    for option in ("--kdtr-engine", "--kdtr-example", "--kdtr-failures"):
+        if config.getoption(option) == "":
+            raise pytest.UsageError(f"{option} is empty; expected a value, or leave it out")
+    for option in ("--kdtr-engine-option", "--kdtr-twin-option"):
+        if config.getoption(option) and engine is None:
+            raise pytest.UsageError(f"{option} belongs to --kdtr-engine; name an engine too")
 
 
 class Laws:
@@ -139,10 +151,20 @@ class Laws:
 
     # What each process of xdist has tried comes together in the one that reports.
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(self._config, "workeroutput", None)
         if output is not None and self._tally is not None:
             output["kdtr_tally"] = self._tally.as_dict()
+        if output is None and self._shows_nothing() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _shows_nothing(self) -> bool:
+        """Whether an engine was named and no law about engines held in a single example."""
+        if self._tally is None or not self._config.getoption("--kdtr-engine"):
+            return False
+        from kdtr.property_tests.laws import laws
+
+        return not any(laws()[law].subject for law in self._tally.held if law in laws())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -159,6 +181,8 @@ class Laws:
         terminalreporter.section("laws (kdtr.property_tests)")
         for line in self._tally.lines():
             terminalreporter.write_line(line)
+        if self._shows_nothing():
+            terminalreporter.write_line("FAILED: no law about engines held: nothing was tried")
 
 
 def law_name(item: pytest.Item) -> str:

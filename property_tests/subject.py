@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from kdtr.conformance.engine_loader import load_engine
-from kdtr.contract import Engine, NumericProfile, Session
+from kdtr.contract import Engine, EngineError, NumericProfile, Session
 from kdtr.property_tests.strategies import MAX_LEN, SmallModel
 from kdtr.property_tests.watch import current
 from kdtr.property_tests.watched import WatchedModel, WatchedSession
@@ -76,6 +76,17 @@ class Subject:
         if tokens:
             session.prefill(tokens)
         return session
+
+
+def other_options(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a twin. Raises EngineError where they are the first's: nothing is compared."""
+    merged = {**options, **changed}
+    if merged == dict(options):
+        raise EngineError(
+            f"the twin's options {dict(changed)} change nothing; expected a second configuration, "
+            "such as another page size"
+        )
+    return merged
 
 
 def load_subject(label: str, name: str, options: Mapping[str, Any] | None = None) -> Subject:

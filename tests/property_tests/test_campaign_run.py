@@ -318,3 +318,43 @@ def test_a_directory_without_a_campaign_has_no_report(
 ) -> None:
     assert 2 == main(["campaign-report", str(tmp_path)])
     assert "no campaign.json; expected a directory that" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("does", ["half a pair", "base"])
+def test_whatever_an_engine_raises_ends_a_unit_and_not_the_campaign(
+    tmp_path: Path, does: str
+) -> None:
+    summary = run(unruly(does, at_load=3), tmp_path)
+
+    (head,) = summary.bad
+    assert "failed" == head.verdict
+    written = (tmp_path / "failures" / f"{head.unit.id}.txt").read_text(encoding="utf-8")
+    assert ("boom \\ud800" if does == "half a pair" else "no Exception") in written
+    assert "@failures/" not in "\n".join(summary.lines())
+
+
+def test_files_of_others_in_the_directory_stay(tmp_path: Path) -> None:
+    for name in (".pre-commit-config.yaml", ".env.local"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".foo.d").mkdir()
+
+    run(SMALL, tmp_path)
+
+    assert ["mine", "mine"] == [
+        (tmp_path / name).read_text() for name in (".pre-commit-config.yaml", ".env.local")
+    ]
+    assert (tmp_path / ".foo.d").is_dir()
+
+
+def test_a_twin_that_is_no_other_is_refused(tmp_path: Path) -> None:
+    twins = Request(
+        "kdtr.engine:make_engine",
+        (("page_size", 3),),
+        twin_options=(("page_size", 3),),
+        laws=("cache_layouts_are_indistinguishable",),
+        cases=10,
+        most=10,
+    )
+
+    with pytest.raises(EngineError, match="change nothing; expected a second configuration"):
+        run(twins, tmp_path)

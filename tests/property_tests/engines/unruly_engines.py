@@ -17,7 +17,8 @@ def make_engine(does: str = "", at_load: int = 3, once: str = "") -> Any:
     """An engine that loses itself at its so manyth load of a model (0: when it is made).
 
     does  "exit", "hang", or a signal's name; "wrong": the root after a commit is another one;
-          "bare": it offers only what every engine must
+          "bare": it offers only what every engine must; "nothing": not even that
+          "half a pair": it raises a text that UTF-8 does not hold; "base": a BaseException
     once  a file that says that it has happened: not again
     """
     engine = _Unruly(does, at_load, once)
@@ -32,6 +33,8 @@ class _Unruly:
     def __init__(self, does: str, at_load: int, once: str) -> None:
         self._engine = load_engine("kdtr.reference:make_engine")
         self.info = self._engine.info
+        if does == "nothing":
+            self.info = replace(self.info, verbs=frozenset())
         if does == "bare":
             bare = frozenset({"prefill", "verify", "commit"})
             self.info = replace(self.info, verbs=bare)
@@ -51,6 +54,10 @@ class _Unruly:
             Path(self._once).touch()
         if self._does == "exit":
             os._exit(7)
+        if self._does == "half a pair":
+            raise RuntimeError("boom \ud800")
+        if self._does == "base":
+            raise BaseException("no Exception")
         if self._does == "hang":
             time.sleep(600)
         if self._does.startswith("SIG"):
