@@ -42,8 +42,8 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 	$(RUN_GATE) $(ARGS)
 	@echo "make gate: passed, $(elapsed) in all"
 
-test: $(VENV)/ready-test ## run the tests, the property tests and the doctests
-	$(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
+test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
+	KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
 
 properties: $(VENV)/ready-test ## run the laws alone, on every engine that ships here (profile ci)
 	KDTR_HYPOTHESIS_PROFILE=ci $(PYTEST) property_tests -n $(WORKERS) --dist worksteal $(ARGS)

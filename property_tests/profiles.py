@@ -17,10 +17,12 @@ _EXAMPLES = 50
 # Laws that run no forward take many more examples in the same time.
 _CHEAP_EXAMPLES = 200
 _CAMPAIGN_EXAMPLES = 200
+_BRIEF = 5  # one example in brief for so many in ci
 
 
 def load() -> None:
     """dev: new examples in every run, the failed ones first. ci: the same examples in every run.
+    brief: fewer of those of ci, for a run of all tests.
 
     No deadline in either: time is never asserted in tests.
     """
@@ -34,6 +36,7 @@ def load() -> None:
         database=None,
         print_blob=True,
     )
+    settings.register_profile("brief", settings.get_profile("ci"), max_examples=_EXAMPLES // _BRIEF)
     _register_campaign(_CAMPAIGN_EXAMPLES)
     settings.load_profile(os.environ.get(VARIABLE) or ("ci" if os.environ.get("CI") else "dev"))
 
@@ -73,4 +76,5 @@ def cheap() -> settings:
     """A decorator for laws that run no forward; the rest is the profile's."""
     if settings.get_current_profile_name() == CAMPAIGN:
         return settings()
-    return settings(max_examples=_CHEAP_EXAMPLES)
+    brief = settings.get_current_profile_name() == "brief"
+    return settings(max_examples=_CHEAP_EXAMPLES // (_BRIEF if brief else 1))
