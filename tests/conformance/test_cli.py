@@ -90,7 +90,6 @@ def test_a_gate_that_fails(kdtr: Kdtr, small: Path) -> None:
     ("words", "text"),
     [
         (["x.kdtr"], "the following arguments are required: --engine"),
-        (["--engine", "host"], "the following arguments are required: BUNDLE"),
         (
             ["x", "--engine", "host", "--mode", "fast"],
             "argument --mode: invalid choice: 'fast' (choose from ",
@@ -102,6 +101,13 @@ def test_gate_misused(kdtr: Kdtr, words: list[str], text: str) -> None:
 
     assert (2, "") == (run.code, run.out)
     assert f"kdtr gate: error: {text}" in run.err
+
+
+def test_a_gate_without_bundles_says_what_else_there_is(kdtr: Kdtr) -> None:
+    run = kdtr("gate", "--engine", "host")
+
+    assert (2, "") == (run.code, run.out)
+    assert "no bundle to judge by; give golden bundles, or --self --model SOURCE" in run.err
 
 
 def test_gate_refusals(kdtr: Kdtr, small: Path, tmp_path: Path) -> None:
