@@ -11,10 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import planted_faults
 import pytest
 from planted_faults import FAULTS, Fault
 
-from kdtr.conformance import Finding, GateResult, GoldenBundle, Verdict
+from kdtr.conformance import Finding, GateResult, GoldenBundle, Verdict, load_engine
 from kdtr.conformance.case import CasePlan, Planted
 from kdtr.conformance.engine_options import engine_option
 from kdtr.conformance.finding import Place
@@ -231,8 +232,19 @@ def test_one_bit_of_a_committed_row(judge: Judge, tiny: Path, mode: str) -> None
 
 @pytest.mark.parametrize("mode", ["stepwise", "round"])
 def test_moved_rows_are_copies(judge: Judge, tiny: Path, mode: str) -> None:
-    """A copy that loses 13 bits stays within the bounds of the truth, but is no copy."""
-    gate = judge(ENGINE, tiny, "y-tree", modes=[mode], fault="rows_through_float16")
+    """A copy that loses its last bit stays within the bounds of the truth, but is no copy."""
+
+    def lose_a_bit(original: Any, cache: Any, *rest: Any) -> Any:
+        moves = original(cache, *rest)
+        for _, destination in moves[moves[:, 0] >= 0].tolist():
+            row = cache.rows[:, planted_faults._physical(cache, destination)]
+            row[:] = (row.view(np.int32) & ~1).view(np.float32)
+        return moves
+
+    engine = load_engine("host", {"page_size": 3, "split_size": 5})
+    planted_faults._wrap(engine, commit_rows=lose_a_bit)
+
+    gate = judge(engine, tiny, "y-tree", modes=[mode])
 
     (finding,) = gate.findings
     assert ("copied", "round0") == (finding.stage, finding.place.point)
