@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -156,7 +157,10 @@ def _run(
     told_once: _ToldOnce,
 ) -> ModelResult:
     try:
-        loaded = engine.load((model.config, model.tensors(dtype)))
+        tensors = model.tensors(dtype)
+        for array in tensors.values():
+            array.flags.writeable = False
+        loaded = engine.load((model.config, MappingProxyType(tensors)))
     except UnsupportedError as error:
         return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"not loaded: {error}")
     except RAISED as error:
