@@ -207,18 +207,15 @@ def wrong_position(random: np.random.Generator, positions: np.ndarray, sees: np.
 FAULTS: dict[str, Plant] = {"one leaked mask bit": leaked_bit, "one wrong position": wrong_position}
 
 
-class Faulty:
-    """A kernel set whose next layout of a tree holds the fault."""
+class FaultyLayout:
+    """The layout of a tree, with the fault."""
 
     def __init__(self, kernels: Any, plant: Plant, random: np.random.Generator) -> None:
-        self._kernels, self._plant, self._random = kernels, plant, random
+        self._honest, self._plant, self._random = kernels.tree_layout, plant, random
         self.planted = 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-    def tree_layout(self, parents: Any, committed_len: int) -> tuple[Any, Any]:
-        positions, sees = (np.array(a) for a in self._kernels.tree_layout(parents, committed_len))
+    def __call__(self, parents: Any, committed_len: int) -> tuple[Any, Any]:
+        positions, sees = (np.array(a) for a in self._honest(parents, committed_len))
         self.planted += self._plant(self._random, positions, sees)
         return positions, sees
 
@@ -235,11 +232,12 @@ def _faulty(args: argparse.Namespace) -> dict[tuple[str, str, str], tuple[int, i
                 random = np.random.default_rng(args.seed)
                 for recorded in cases:
                     engine: Any = load_engine("host", {"dtype": dtype})
-                    kernels = engine._kernels = Faulty(engine.kernels, plant, random)
+                    layout = FaultyLayout(engine.kernels, plant, random)
+                    engine.kernels.tree_layout = layout
                     info = replace(engine.info, stages=stages)
                     result = judge(engine, info, recorded)
-                    planted += kernels.planted > 0
-                    caught += kernels.planted > 0 and result.verdict is Verdict.FAIL
+                    planted += layout.planted > 0
+                    caught += layout.planted > 0 and result.verdict is Verdict.FAIL
                 found[fault, dtype, shown] = caught, planted
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,7 @@ from kdtr.contract import (
     check_tensors,
     has_stacked_experts,
 )
+from kdtr.engine.kernel_set import KernelSet
 from kdtr.engine.rotary import (
     attention_factor,
     half_split_order,
@@ -26,35 +27,32 @@ from kdtr.engine.weights import (
     LayerWeights,
     ModelWeights,
     MoeWeights,
-    QueryWeights,
     SwiGluWeights,
 )
 from kdtr.kdtr_format import OpenModel
-
-Upload = Callable[[np.ndarray], Array]
 
 _READABLE = tuple(
     np.dtype(dtype).name for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 )
 
 
-def prepare_weights(model: OpenModel, upload: Upload, dtype: str = "float32") -> ModelWeights:
-    """Check names and shapes, then read every tensor once, rounded to `dtype`, and upload it.
+def prepare_weights(model: OpenModel, kernels: KernelSet) -> ModelWeights:
+    """Check names and shapes, then read every tensor once and store it on the set's device.
 
-    What is uploaded is float32 that holds only numbers of `dtype`. The router's correction bias
-    is read in float32 whatever the dtype, as DeepSeek's checkpoints store it.
+    Each is rounded to the weight dtype of the set's profile. The router's correction bias is read
+    in float32 whatever the dtype, as DeepSeek's checkpoints store it.
     Raises CheckpointError for missing, extra, misshapen or unreadable tensors, and for numbers
     that are not finite in what they are rounded to.
     """
     config, stacked = model.config, has_stacked_experts(model.shapes)
     check_tensors(config, model.shapes)
-    reader = _Reader(config, model.tensors, upload, dtype, stacked_experts=stacked)
+    reader = _Reader(config, model.tensors, kernels, stacked_experts=stacked)
     return ModelWeights(
         embedding=reader.upload_tensor("model.embed_tokens.weight"),
         layers=tuple(reader.layer(layer) for layer in range(config.num_hidden_layers)),
         final_norm=reader.upload_tensor("model.norm.weight"),
         lm_head=reader.upload_tensor("lm_head.weight"),
-        inverse_frequencies=upload(inverse_frequencies(config)),
+        inverse_frequencies=kernels.upload(inverse_frequencies(config)),
         rotary_factor=attention_factor(config),
         softmax_scale=softmax_scale(config),
     )
@@ -67,15 +65,15 @@ class _Reader:
         self,
         config: ModelConfig,
         tensors: Mapping[str, np.ndarray],
-        upload: Upload,
-        dtype: str,
+        kernels: KernelSet,
         *,
         stacked_experts: bool,
     ) -> None:
         self._config = config
         self._tensors = tensors
-        self._upload = upload
-        self._dtype = dtype
+        self._kernels = kernels
+        self._upload = kernels.upload_weight
+        self._dtype = kernels.profile.weights
         self._stacked_experts = stacked_experts
         self._half_split = half_split_order(config)  # [r]
 
@@ -124,23 +122,21 @@ class _Reader:
         kv_b = self._weight(prefix + "kv_b_proj.weight")  # [h (d + v), c]
         kv_b = kv_b.reshape(h, d + config.v_head_dim, c)  # [h, d + v, c]   nope rows, then value's
         kv_a = self._weight(prefix + "kv_a_proj_with_mqa.weight")  # [c + r, m]
-        kv_a = np.concatenate([kv_a[:c], kv_a[c:][self._half_split]])  # [c + r, m]
+        qkv_a = [kv_a[:c], kv_a[c:][self._half_split]]
+        if config.q_lora_rank is None:
+            q_norm, q_b = None, self._query_rows(prefix + "q_proj.weight")
+        else:
+            qkv_a.insert(0, self._weight(prefix + "q_a_proj.weight"))  # [q, m]
+            q_norm = self.upload_tensor(prefix + "q_a_layernorm.weight")
+            q_b = self._query_rows(prefix + "q_b_proj.weight")
         return AttentionWeights(
-            queries=self._queries(prefix),
-            kv_a=self._upload(kv_a),
+            qkv_a=self._upload(np.concatenate(qkv_a)),
+            q_norm=q_norm,
+            q_b=q_b,
             kv_norm=self.upload_tensor(prefix + "kv_a_layernorm.weight"),
-            w_kc=self._upload(np.ascontiguousarray(kv_b[:, :d])),  # [h, d, c]
-            w_vc=self._upload(np.ascontiguousarray(kv_b[:, d:].transpose(0, 2, 1))),  # [h, c, v]
+            w_kc=self._upload(np.ascontiguousarray(kv_b[:, :d].transpose(0, 2, 1))),  # [h, c, d]
+            w_vc=self._upload(np.ascontiguousarray(kv_b[:, d:])),  # [h, v, c]
             o=self.upload_tensor(prefix + "o_proj.weight"),
-        )
-
-    def _queries(self, prefix: str) -> QueryWeights:
-        if self._config.q_lora_rank is None:
-            return QueryWeights(a=None, norm=None, b=self._query_rows(prefix + "q_proj.weight"))
-        return QueryWeights(
-            a=self.upload_tensor(prefix + "q_a_proj.weight"),
-            norm=self.upload_tensor(prefix + "q_a_layernorm.weight"),
-            b=self._query_rows(prefix + "q_b_proj.weight"),
         )
 
     def _query_rows(self, name: str) -> Array:
@@ -163,7 +159,7 @@ class _Reader:
         gate_up, down = self._experts(prefix + "experts.")
         return MoeWeights(
             gate=self.upload_tensor(prefix + "gate.weight"),
-            correction_bias=self._upload(
+            correction_bias=self._kernels.upload(
                 self._read(prefix + "gate.e_score_correction_bias", "float32")
             ),
             gate_up=self._upload(gate_up),

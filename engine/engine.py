@@ -97,7 +97,7 @@ class TreeEngine:
     def load(self, source: ModelSource) -> TreeModel:
         """Read, check and prepare the weights, once."""
         opened = open_model(source)
-        weights = prepare_weights(opened, self._kernels.upload, self._kernels.profile.weights)
+        weights = prepare_weights(opened, self._kernels)
         forward = Forward(self._kernels, opened.config, weights, self._split_size)
         return TreeModel(forward, page_size=self._page_size)
 

@@ -59,14 +59,14 @@ def append_latents(
 
 
 def absorb_query(q_nope: np.ndarray, w_kc: np.ndarray) -> np.ndarray:
-    """q_nope [n, h, d], w_kc [h, d, c] -> [n, h, c]."""
-    return (q_nope.transpose(1, 0, 2) @ w_kc).transpose(1, 0, 2)
+    """q_nope [n, h, d], w_kc [h, c, d] -> [n, h, c]."""
+    return (q_nope.transpose(1, 0, 2) @ w_kc.transpose(0, 2, 1)).transpose(1, 0, 2)
 
 
 def unabsorb_value(out_latent: np.ndarray, w_vc: np.ndarray) -> np.ndarray:
-    """out_latent [n, h, c], w_vc [h, c, v] -> [n, h v]."""
-    heads = (out_latent.transpose(1, 0, 2) @ w_vc).transpose(1, 0, 2)  # [n, h, v]
-    return heads.reshape(len(heads), -1)
+    """out_latent [n, h, c], w_vc [h, v, c] -> [n, h v]."""
+    per_head = out_latent.transpose(1, 0, 2) @ w_vc.transpose(0, 2, 1)  # [h, n, v]
+    return per_head.transpose(1, 0, 2).reshape(len(out_latent), -1)
 
 
 def verify_attn(
@@ -83,6 +83,17 @@ def verify_attn(
     return merge_splits(
         attend_splits(cache, layer, q_latent, q_pe, visibility, scale, split_size, scores)
     )
+
+
+def new_scores(n: int, n_heads: int, visibility: Visibility) -> np.ndarray:
+    """[n, h, s] float32, all -inf."""
+    return np.full((n, n_heads, visibility.n_slots), -np.inf, np.float32)
+
+
+def full_mask(visibility: Visibility) -> np.ndarray:
+    """[n, s] bool: the open prefix beside the block that the attention consults."""
+    block = visibility.block
+    return np.concatenate([np.ones((len(block), visibility.open_len), bool), block], axis=1)
 
 
 def attend_splits(

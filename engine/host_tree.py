@@ -22,6 +22,11 @@ def tree_layout(parents: np.ndarray, committed_len: int) -> tuple[np.ndarray, np
     return committed_len + depths, ancestors
 
 
+def causal_layout(n: int, committed_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """positions [n] from L on, block [n, n] bool: row i sees rows 0..i (FWD-1)."""
+    return committed_len + np.arange(n), np.tri(n, dtype=bool)
+
+
 def accept_walk(
     tokens: np.ndarray,
     parents: np.ndarray,

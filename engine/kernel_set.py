@@ -4,28 +4,63 @@ Everything between `upload` and `to_host` stays on the device: arrays are opaque
 except for reshapes and slices. Every operation writes a new array unless it says otherwise, and
 no result's shape depends on values, so that a round can be captured as one graph: `accept_walk`
 fills a path of fixed length and says how much of it counts. (`build_best_first`, which ends on
-the host and before a round, is the exception.) Python numbers are
-arguments of the launch; those that change from round to round (`committed_len`, `n_slots`) are
-what a captured graph reads from a buffer that the set updates before each replay.
+the host and before a round, is the exception.) Python numbers are arguments of the launch and are
+baked into a captured graph; what changes from round to round is a `DeviceInt`, which a graph reads
+anew, and reaches the device through `Launcher.stage` alone.
 
-Letters: n rows (nodes of a tree, tokens of a prefill), s slots 0..L+n-1, h heads, d nope, r rope,
-c latent, v value, m hidden, w vocabulary, i inner width of an MLP, e experts, k chosen experts,
-l layers. Floats are float32 and integers int64 on the host, and hold only numbers of the dtypes
-that the set's profile declares. Operands may be strided views; a launcher that cannot take one
-copies it.
+The operations are as coarse as a device's kernels: what lies between two of them crosses memory.
+The host set makes them of finer ones, which it also offers (`host_kernels.py`).
+
+Letters: n rows launched (nodes of a tree, tokens of a prefill, and padding), s slots 0..L+n-1,
+h heads, d nope, r rope, c latent, v value, q query latent, m hidden, w vocabulary, i inner width
+of an MLP, e experts, k chosen experts, l layers. Floats are float32 and integers int64 on the host,
+and hold only numbers of the dtypes that the set's profile declares. Operands may be strided views;
+a launcher that cannot take one copies it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from kdtr.contract import Array, ModelConfig, NumericProfile
+from kdtr.contract import Array, ModelConfig, NumericProfile, Trace
 
 if TYPE_CHECKING:
     from kdtr.engine.paging import PagedCache
+    from kdtr.engine.weights import MoeWeights
+
+# An int on the host; on a device an array [1], read when a kernel runs and not when it is captured.
+DeviceInt: TypeAlias = Any
+
+T = TypeVar("T")
+
+
+class Rows(NamedTuple):
+    """The rows of one forward, where the kernels read them (`Launcher.stage`).
+
+    n              rows launched; rows count..n-1 are padding (PAD-1)
+    count          rows that count
+    committed_len  L
+    max_slots      an upper bound of L + count, which fixes the shape of what is launched
+    tokens         [n]  ids; those of padding are valid ids, and nothing depends on them
+    slots          [n]  logical slot of each row; -1 for padding
+    parents        [n]  of a tree, -1 for the root and for padding; None: not a tree
+    stop_tokens    [any number]  -1 where there are fewer
+    max_emitted    at least 1
+    """
+
+    n: int
+    count: DeviceInt
+    committed_len: DeviceInt
+    max_slots: int
+    tokens: Array
+    slots: Array
+    parents: Array | None
+    stop_tokens: Array
+    max_emitted: DeviceInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +68,19 @@ class Visibility:
     """What each row may attend to: an open prefix and a block (MASK-1, MASK-2).
 
     open_len  slots 0..open_len-1 are visible to every row; their tiles need no mask
-    block     [n, s - open_len] bool: block[i, j] says whether row i sees slot open_len + j
+    block     whether row i sees slot open_len + j; on the host [n, s - open_len] bool
 
     A tree and a prefill are open up to L, with the ancestors or the causal triangle as [n, n]
     block; an arbitrary mask is a block with open_len 0.
     """
 
-    open_len: int
+    open_len: DeviceInt
     block: Array
 
     @property
     def n_slots(self) -> int:
-        """s: slots that this forward may read."""
-        return self.open_len + int(self.block.shape[1])
+        """s on the host: slots that this forward may read."""
+        return int(self.open_len) + int(self.block.shape[1])
 
 
 class Walk(NamedTuple):
@@ -61,6 +96,55 @@ class Walk(NamedTuple):
     bonus: Array
 
 
+class Latents(NamedTuple):
+    """What `append_normed` makes of a row's projection (MLA-1, MLA-2).
+
+    q_a   [n, q]  normed query latent; None without q_lora_rank
+    c_kv  [n, c]  normed
+    k_pe  [n, r]  rotated, half-split
+    """
+
+    q_a: Array | None
+    c_kv: Array
+    k_pe: Array
+
+
+class Routed(NamedTuple):
+    """What the router decides (MOE-1 to MOE-3)."""
+
+    scores: Array  # [n, e] float32, unbiased
+    ids: Array  # [n, k] ascending
+    weights: Array  # [n, k] float32
+
+
+class Launcher(Protocol):
+    """What one session launches its forwards through: fixed places for what changes, and graphs."""
+
+    def stage(
+        self,
+        committed_len: int,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        *,
+        stop_tokens: Sequence[int] = (),
+        max_emitted: int = 1,
+    ) -> Rows:
+        """Put what this forward needs where its kernels read it; pads a tree to its bucket."""
+        ...
+
+    def run(self, name: str, rows: Rows, program: Callable[[Trace], T], trace: Trace) -> T:
+        """The program's result on the device, and its trace without padding.
+
+        name  which program it is; of a tree's programs a launcher may capture each once per shape
+              of `rows` and replay it, so a program has no effect but through kernels
+        """
+        ...
+
+    def close(self) -> None:
+        """Give graphs and buffers back."""
+        ...
+
+
 class KernelSet(Protocol):
     """One device's operations, in the order in which a round uses them."""
 
@@ -74,10 +158,30 @@ class KernelSet(Protocol):
         """The precisions it stores and sums in, and what it repeats bit for bit (NUM-3, NUM-4)."""
         ...
 
+    def launcher(self, cache: PagedCache) -> Launcher:
+        """A session's own."""
+        ...
+
+    def over(self, rows: Rows) -> KernelSet:
+        """The same operations for a forward over these rows."""
+        ...
+
     # Memory
 
     def upload(self, host: np.ndarray) -> Array:
         """The values on the device, dtype kept; the caller may reuse `host` afterwards."""
+        ...
+
+    def device_int(self, value: int) -> DeviceInt:
+        """One number, for an operation that no graph replays."""
+        ...
+
+    def upload_weight(self, host: np.ndarray) -> Array:
+        """A float32 array of numbers of the profile's weight dtype, stored in that dtype."""
+        ...
+
+    def overwrite(self, array: Array, host: np.ndarray) -> None:
+        """In place: the same values on the device, at the address that a graph has captured."""
         ...
 
     def to_host(self, array: Array) -> np.ndarray:
@@ -104,8 +208,23 @@ class KernelSet(Protocol):
         """
         ...
 
-    def tree_layout(self, parents: Array, committed_len: int) -> tuple[Array, Array]:
-        """parents [n] -> positions [n] (POS-1), ancestors [n, n] bool, self included (MASK-2)."""
+    def tree_layout(self, parents: Array, committed_len: DeviceInt) -> tuple[Array, Array]:
+        """parents [n] -> positions [n] (POS-1), ancestors, self included (MASK-2).
+
+        ancestors is a block of `Visibility`, as are the next two's.
+        """
+        ...
+
+    def causal_layout(self, n: int, committed_len: DeviceInt) -> tuple[Array, Array]:
+        """positions [n] from L on, and who comes no later (FWD-1)."""
+        ...
+
+    def mask_block(self, mask: np.ndarray) -> Array:
+        """mask [n, any] bool on the host -> the block of any mask."""
+        ...
+
+    def full_mask(self, visibility: Visibility) -> Array:
+        """[n, s] bool: the open prefix beside the block that the attention consults."""
         ...
 
     # Dense
@@ -118,12 +237,14 @@ class KernelSet(Protocol):
         """x [n, i], weight [i] -> x / sqrt(mean(x^2) + eps) * weight [n, i]."""
         ...
 
-    def linear(self, x: Array, weight: Array) -> Array:
-        """x [n, i], weight [o, i] -> [n, o]."""
+    def add_norm(
+        self, residual: Array, delta: Array, weight: Array, eps: float
+    ) -> tuple[Array, Array]:
+        """[n, m] + [n, m] -> the sum [n, m] and its norm [n, m]."""
         ...
 
-    def add(self, residual: Array, delta: Array) -> Array:
-        """[n, m] + [n, m] -> [n, m]."""
+    def linear(self, x: Array, weight: Array) -> Array:
+        """x [n, i], weight [o, i] -> [n, o]."""
         ...
 
     def swiglu(self, x: Array, gate_up: Array, down: Array) -> Array:
@@ -141,21 +262,30 @@ class KernelSet(Protocol):
         """
         ...
 
-    def rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        """x [n, h, r] -> [n, h, r], both half-split: pairs are (i, i + r/2) (MLA-7)."""
-        ...
+    def append_normed(
+        self,
+        cache: PagedCache,
+        layer: int,
+        slots: Array,
+        projected: Array,
+        q_norm: Array | None,
+        kv_norm: Array,
+        eps: float,
+        cos: Array,
+        sin: Array,
+    ) -> Latents:
+        """Norms and rotates projected [n, q + c + r], q = 0 without q_norm (MLA-1, MLA-2, NORM-1).
 
-    def append_latents(
-        self, cache: PagedCache, layer: int, slots: Array, c_kv: Array, k_pe: Array
-    ) -> None:
-        """In place: row i = (c_kv[i], k_pe[i]) to logical slot slots[i] of a layer (SLOT-1).
-
-        slots [n], c_kv [n, c], k_pe [n, r]
+        In place: row i = (c_kv[i], k_pe[i]) to logical slot slots[i] of a layer (SLOT-1).
+        slots [n], q_norm [q], kv_norm [c], cos and sin [n, r/2]
         """
         ...
 
-    def absorb_query(self, q_nope: Array, w_kc: Array) -> Array:
-        """q_nope [n, h, d], w_kc [h, d, c] -> the query in latent space [n, h, c] (MLA-3)."""
+    def latent_query(self, q: Array, w_kc: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+        """The absorbed and the rotated part of q [n, h, d + r]: [n, h, c], [n, h, r] (MLA-3).
+
+        w_kc [h, c, d], cos and sin [n, r/2]; pairs are (i, i + r/2) (MLA-7)
+        """
         ...
 
     def verify_attn(
@@ -174,33 +304,29 @@ class KernelSet(Protocol):
         q_latent [n, h, c], q_pe [n, h, r] -> out_latent [n, h, c]
         Keys are taken split_size slots at a time; the splits' partial results merge in a fixed
         order (NUM-4). A slot that a row does not see is not read for that row.
-        scores [n, h, s], filled with -inf by the caller, receives the scaled scores where
-        visible; None outside of traces.
+        scores [n, h, s] of `new_scores` receives the scaled scores where visible; None outside of
+        traces.
         """
         ...
 
+    def new_scores(self, n: int, n_heads: int, visibility: Visibility) -> Array:
+        """[n, h, s] float32, all -inf."""
+        ...
+
     def unabsorb_value(self, out_latent: Array, w_vc: Array) -> Array:
-        """out_latent [n, h, c], w_vc [h, c, v] -> the heads' outputs [n, h v] (MLA-3)."""
+        """out_latent [n, h, c], w_vc [h, v, c] -> the heads' outputs [n, h v] (MLA-3)."""
         ...
 
     # Experts
 
-    def router_scores(self, x: Array, gate: Array, scoring_func: str) -> Array:
-        """x [n, m], gate [e, m] -> sigmoid or softmax of x gate^T [n, e], float32 (MOE-1)."""
+    def route(self, x: Array, gate: Array, correction_bias: Array, config: ModelConfig) -> Routed:
+        """x [n, m], gate [e, m], correction_bias [e] -> scores and the choice (MOE-1 to MOE-3)."""
         ...
 
-    def choose_experts(
-        self, scores: Array, correction_bias: Array, config: ModelConfig
-    ) -> tuple[Array, Array]:
-        """scores [n, e], correction_bias [e] -> ids [n, k] ascending, weights [n, k] (MOE-2, 3)."""
-        ...
+    def moe(self, x: Array, routed: Routed, weights: MoeWeights) -> Array:
+        """Weighted sum of the chosen experts' SwiGLUs in the order of ids, plus the shared (MOE-4).
 
-    def experts(
-        self, x: Array, expert_ids: Array, expert_weights: Array, gate_up: Array, down: Array
-    ) -> Array:
-        """Sum over k of weight times the expert's SwiGLU, in the order of expert_ids -> [n, m].
-
-        x [n, m], expert_ids [n, k], expert_weights [n, k], gate_up [e, 2i, m], down [e, m, i]
+        x [n, m] -> [n, m]
         """
         ...
 
@@ -211,7 +337,12 @@ class KernelSet(Protocol):
         ...
 
     def accept_walk(
-        self, tokens: Array, parents: Array, targets: Array, stop_tokens: Array, max_emitted: int
+        self,
+        tokens: Array,
+        parents: Array,
+        targets: Array,
+        stop_tokens: Array,
+        max_emitted: DeviceInt,
     ) -> Walk:
         """The greedy walk, cut where the round stops emitting (ACC-1, ACC-2, ACC-4).
 
@@ -220,7 +351,7 @@ class KernelSet(Protocol):
         ...
 
     def commit_rows(
-        self, cache: PagedCache, path: Array, accept_len: Array, committed_len: int
+        self, cache: PagedCache, path: Array, accept_len: Array, committed_len: DeviceInt
     ) -> Array:
         """In place, in every layer: slot L + path[k] -> slot L + k for k < accept_len (COMMIT-1).
 

@@ -40,6 +40,7 @@ class PagedCache:
         self._kernels = kernels
         self._host_table = np.full(n_pages, _UNMAPPED, np.int64)
         self._n_mapped = 0  # pages
+        # A graph has captured its address: it is overwritten, never replaced.
         self.page_table: Array = kernels.upload(self._host_table)  # [n_pages]
 
     def check_room(self, verb: str, committed_len: int, n_rows: int) -> None:
@@ -61,13 +62,13 @@ class PagedCache:
             self._host_table[logical] = physical
             self._kernels.poison_rows(self.rows, physical * self.page_size, self.page_size)
         self._n_mapped = wanted
-        self.page_table = self._kernels.upload(self._host_table)
+        self._kernels.overwrite(self.page_table, self._host_table)
 
     def unmap_all(self) -> None:
         """Take every page back; what they hold is unreadable from here on."""
         self._host_table[:] = _UNMAPPED
         self._n_mapped = 0
-        self.page_table = self._kernels.upload(self._host_table)
+        self._kernels.overwrite(self.page_table, self._host_table)
 
     def release(self) -> None:
         """Give the memory back; the cache is of no use afterwards."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,9 +33,9 @@ from kdtr.contract import (
 )
 from kdtr.engine import checks
 from kdtr.engine.forward import Forward
-from kdtr.engine.kernel_set import Visibility
+from kdtr.engine.kernel_set import KernelSet, Rows, Visibility, Walk
 from kdtr.engine.paging import PagedCache
-from kdtr.engine.tree_round import FusedRound, forward_tree, fused_round, walk_limits
+from kdtr.engine.tree_round import forward_tree, tree_round, walk_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class TreeSession:
     def __init__(self, forward: Forward, cache: PagedCache) -> None:
         self._forward: Forward | None = forward  # None once closed
         self._cache = cache
+        self._launcher = forward.kernels.launcher(cache)
         self._tokens: list[int] = []  # committed
         self._positions: list[int] = []  # of the committed tokens
         self._root: int | None = None
@@ -92,14 +94,18 @@ class TreeSession:
         host_mask = checks.row_mask(mask, len(ids), self.committed_len)  # [M, L + M]
         self._cache.check_room("forward_tokens", self.committed_len, len(ids))
 
-        upload = forward.kernels.upload
-        visibility = Visibility(open_len=0, block=upload(host_mask))
+        kernels = forward.kernels
         self._pending = None
-        logits = forward(
-            self._cache, self.committed_len, ids, upload(host_positions), visibility, trace
-        )  # [M, w]
+        rows = self._staged(ids)
+
+        def program(trace: Trace) -> Array:
+            visibility = Visibility(kernels.device_int(0), kernels.mask_block(host_mask))
+            on_device = kernels.upload(host_positions)  # [M]
+            return forward(self._cache, rows, on_device, visibility, trace)
+
+        logits = kernels.to_host(self._launcher.run("forward_tokens", rows, program, trace))
         self._pending = _Pending(ids, tuple(host_positions.tolist()))
-        return forward.kernels.to_host(logits)
+        return logits  # [M, w]
 
     def prefill(self, tokens: Sequence[int], *, trace: Trace = SILENT) -> int:
         """Append exactly these tokens; the target of the last is the root (FWD-1, FWD-6)."""
@@ -108,15 +114,19 @@ class TreeSession:
         ids = checks.token_ids("tokens", tokens, forward.config.vocab_size)
         self._cache.check_room("prefill", self.committed_len, len(ids))
 
-        kernels, committed_len, n = forward.kernels, self.committed_len, len(ids)
-        positions = np.arange(committed_len, committed_len + n)  # [n]
-        causal = Visibility(committed_len, kernels.upload(np.tri(n, dtype=bool)))
+        kernels, n = forward.kernels, len(ids)
         self._pending = None
-        logits = forward(
-            self._cache, committed_len, ids, kernels.upload(positions), causal, trace
-        )  # [n, w]
-        target = int(kernels.to_host(kernels.argmax(logits[n - 1 :]))[0])  # of the last row
-        self._advance(ids, positions.tolist(), target)
+        rows = self._staged(ids)
+
+        def program(trace: Trace) -> tuple[Array, Array]:
+            positions, causal = kernels.over(rows).causal_layout(n, rows.committed_len)
+            visibility = Visibility(rows.committed_len, causal)
+            logits = forward(self._cache, rows, positions, visibility, trace)  # [n, w]
+            return positions, kernels.argmax(logits[n - 1 :])  # the target of the last row
+
+        positions, targets = self._launcher.run("prefill", rows, program, trace)
+        target = int(kernels.to_host(targets)[0])
+        self._advance(ids, kernels.to_host(positions).tolist(), target)
         return target
 
     def decode(self, *, trace: Trace = SILENT) -> int:
@@ -126,10 +136,7 @@ class TreeSession:
         root_only = DraftTree(tokens=(self._rooted("decode"),), parents=(-1,))
         self._cache.check_room("decode", self.committed_len, 1)
 
-        self._pending = None
-        fused = fused_round(forward, self._cache, self.committed_len, root_only, NO_LIMIT, trace)
-        self._keep(root_only, fused)
-        return fused.acceptance.bonus
+        return self._round(forward, root_only, NO_LIMIT, trace, SILENT).acceptance.bonus
 
     def build(self, draft_logits: Array, budget: int) -> DraftTree:
         """The best-first tree under the session's root from draft_logits [depth, w] (TREE-3)."""
@@ -150,12 +157,14 @@ class TreeSession:
         self._cache.check_room("verify", self.committed_len, len(tree))
 
         self._pending = None
-        on_device = forward_tree(forward, self._cache, self.committed_len, tree, trace)
-        to_host = forward.kernels.to_host
-        targets = tuple(to_host(on_device.targets).tolist())
-        positions = tuple(to_host(on_device.positions).tolist())
+        rows = self._staged(tree.tokens, tree.parents)
+        program = partial(forward_tree, forward, self._cache, rows)
+        on_device = self._launcher.run("verify", rows, program, trace)
+        n, to_host = len(tree), forward.kernels.to_host  # without the padding (PAD-1)
+        targets = tuple(to_host(on_device.targets[:n]).tolist())
+        positions = tuple(to_host(on_device.positions[:n]).tolist())
         self._pending = _Pending(tree.tokens, positions, tree, targets)
-        return Verified(logits=to_host(on_device.logits), targets=targets)
+        return Verified(logits=to_host(on_device.logits[:n]), targets=targets)
 
     def accept(
         self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
@@ -170,16 +179,16 @@ class TreeSession:
         else:
             targets = checks.target_ids(targets, len(tree), vocab_size)
 
-        upload, to_host = forward.kernels.upload, forward.kernels.to_host
-        walk = forward.kernels.accept_walk(
-            upload(np.array(tree.tokens)),
-            upload(np.array(tree.parents)),
-            upload(np.array(targets)),
-            *walk_limits(forward, tree, limit),
+        kernels = forward.kernels
+        stops, most = walk_limits(tree, limit, vocab_size)
+        walk = kernels.accept_walk(
+            kernels.upload(np.array(tree.tokens)),
+            kernels.upload(np.array(tree.parents)),
+            kernels.upload(np.array(targets)),
+            kernels.upload(np.array(stops, np.int64)),
+            kernels.device_int(most),
         )
-        accept_len = int(to_host(walk.accept_len)[0])
-        path = to_host(walk.path)[:accept_len]
-        return Acceptance(path=tuple(path.tolist()), bonus=int(to_host(walk.bonus)[0]))
+        return _acceptance(kernels, walk)
 
     def commit(self, acceptance: Acceptance) -> None:
         """Compact the accepted path of the pending forward, once (COMMIT-1..5)."""
@@ -193,12 +202,12 @@ class TreeSession:
         parents = None if pending.tree is None else pending.tree.parents
         checks.committable(acceptance, len(pending.tokens), parents, forward.config.vocab_size)
 
-        upload, path = forward.kernels.upload, acceptance.path
-        forward.kernels.commit_rows(
+        kernels, path = forward.kernels, acceptance.path
+        kernels.commit_rows(
             self._cache,
-            upload(np.array(path)),
-            upload(np.array([acceptance.accept_len])),
-            self.committed_len,
+            kernels.upload(np.array(path)),
+            kernels.upload(np.array([acceptance.accept_len])),
+            kernels.device_int(self.committed_len),
         )
         self._advance(
             [pending.tokens[node] for node in path],
@@ -219,17 +228,7 @@ class TreeSession:
         checks.emit_limit(limit)
         self._cache.check_room("round", self.committed_len, len(tree))
 
-        self._pending = None
-        fused = fused_round(forward, self._cache, self.committed_len, tree, limit, trace)
-        acceptance = fused.acceptance
-        emitted = (*(tree.tokens[node] for node in acceptance.path[1:]), acceptance.bonus)
-        trace("targets", None, fused.targets)
-        trace("path", None, np.array(acceptance.path))
-        trace("bonus", None, np.array(acceptance.bonus))
-        trace("emitted", None, np.array(emitted))
-        trace("moves", None, fused.moves)
-        self._keep(tree, fused)
-        return Round(tree=tree, acceptance=acceptance, emitted=emitted)
+        return self._round(forward, tree, limit, trace, trace)
 
     def snapshot(self) -> LogicalCache:
         """A copy of the committed rows, in slot order, which is token order."""
@@ -259,7 +258,52 @@ class TreeSession:
         self._refuse_in_trace("close")
         self._forward = None
         self._pending = None
+        self._launcher.close()
         self._cache.release()
+
+    # Forwards
+
+    def _staged(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        stop_tokens: Sequence[int] = (),
+        max_emitted: int = 1,
+    ) -> Rows:
+        """The rows on the device, with pages for their slots."""
+        self._cache.map_slots(self.committed_len + len(tokens))
+        return self._launcher.stage(
+            self.committed_len, tokens, parents, stop_tokens=stop_tokens, max_emitted=max_emitted
+        )
+
+    def _round(
+        self, forward: Forward, tree: DraftTree, limit: EmitLimit, trace: Trace, walk_trace: Trace
+    ) -> Round:
+        """Checked: forward, walk and compaction as one program, then the books (COMMIT-2).
+
+        walk_trace  is shown the stages of the walk, trace those of the forward
+        """
+        self._pending = None
+        limits = walk_limits(tree, limit, forward.config.vocab_size)
+        rows = self._staged(tree.tokens, tree.parents, *limits)
+        program = partial(tree_round, forward, self._cache, rows)
+        done = self._launcher.run("round", rows, program, trace)
+        kernels, n = forward.kernels, len(tree)
+        acceptance = _acceptance(kernels, done.walk)
+        path, accept_len = acceptance.path, acceptance.accept_len
+        emitted = (*(tree.tokens[node] for node in path[1:]), acceptance.bonus)
+        if walk_trace is not SILENT:
+            walk_trace("targets", None, kernels.to_host(done.targets[:n]))
+            walk_trace("path", None, np.array(path))
+            walk_trace("bonus", None, np.array(acceptance.bonus))
+            walk_trace("emitted", None, np.array(emitted))
+            walk_trace("moves", None, kernels.to_host(done.moves[:accept_len]))
+        # Last: until here the round's rows are beyond L, and not committed.
+        positions = kernels.to_host(done.positions)
+        self._advance(
+            [tree.tokens[node] for node in path], positions[list(path)].tolist(), acceptance.bonus
+        )
+        return Round(tree=tree, acceptance=acceptance, emitted=emitted)
 
     # State
 
@@ -304,15 +348,6 @@ class TreeSession:
         self._root = root
         self._pending = None
 
-    def _keep(self, tree: DraftTree, fused: FusedRound) -> None:
-        """The books of a round, last: until then its rows are beyond L, and not committed."""
-        path = fused.acceptance.path
-        self._advance(
-            [tree.tokens[node] for node in path],
-            [fused.positions[node] for node in path],
-            fused.acceptance.bonus,
-        )
-
     def _watched(self, trace: Trace) -> Trace:
         """The trace, shown what it cannot write to, and verbs of this session refused meanwhile."""
         if checks.trace_function(trace) is SILENT:
@@ -329,3 +364,10 @@ class TreeSession:
                 self._tracing = False
 
         return show
+
+
+def _acceptance(kernels: KernelSet, walk: Walk) -> Acceptance:
+    """The walk on the host, without the rest of its fixed length (PAD-1)."""
+    accept_len = int(kernels.to_host(walk.accept_len)[0])
+    path = kernels.to_host(walk.path[:accept_len])
+    return Acceptance(path=tuple(path.tolist()), bonus=int(kernels.to_host(walk.bonus)[0]))

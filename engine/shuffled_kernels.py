@@ -33,11 +33,11 @@ class ShuffledKernels(HostKernels):
 
     def absorb_query(self, q_nope: np.ndarray, w_kc: np.ndarray) -> np.ndarray:
         order = self._order(q_nope.shape[-1])  # [d]
-        return super().absorb_query(q_nope[..., order], w_kc[:, order])
+        return super().absorb_query(q_nope[..., order], w_kc[..., order])
 
     def unabsorb_value(self, out_latent: np.ndarray, w_vc: np.ndarray) -> np.ndarray:
         order = self._order(out_latent.shape[-1])  # [c]
-        return super().unabsorb_value(out_latent[..., order], w_vc[:, order])
+        return super().unabsorb_value(out_latent[..., order], w_vc[..., order])
 
     def verify_attn(
         self,

@@ -1,7 +1,7 @@
-"""A model's weights as the kernels want them: absorbed, stacked, float32, where they compute.
+"""A model's weights as the kernels want them: absorbed, stacked, where they compute.
 
-Under a lower precision they are float32 arrays of its numbers; the correction bias and the last
-three of `ModelWeights` are exempt (`rounded_kernels.py`).
+Under a lower precision the host holds float32 arrays of its numbers; the correction bias and the
+last three of `ModelWeights` are exempt (`rounded_kernels.py`).
 
 Letters beyond those of the kernel set: q q_lora_rank, i an MLP's inner width, e routed experts.
 Linear weights are [out, in], as in the checkpoint.
@@ -34,26 +34,20 @@ class MoeWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class QueryWeights:
-    """The queries' projection (MLA-1); `a` and `norm` are None when q_lora_rank is null.
+class AttentionWeights:
+    """MLA with kv_b_proj split into the absorbed w_kc and w_vc (MLA-1 to MLA-3).
 
-    Rows of `b`: per head d nope rows, then r rope rows in half-split order (MLA-7).
+    Rows of `qkv_a`: q_a_proj's, none when q_lora_rank is null, then kv_a_proj_with_mqa's with its
+    rope rows in half-split order (MLA-7). Rows of `q_b`: per head d nope rows, then r rope rows in
+    half-split order.
     """
 
-    a: Array | None  # [q, m]
-    norm: Array | None  # [q]
-    b: Array  # [h (d + r), q], or [h (d + r), m] without q_lora_rank
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionWeights:
-    """MLA with kv_b_proj split into the absorbed w_kc and w_vc (MLA-2, MLA-3)."""
-
-    queries: QueryWeights
-    kv_a: Array  # [c + r, m]   rope rows in half-split order (MLA-7)
+    qkv_a: Array  # [q + c + r, m]
+    q_norm: Array | None  # [q]; None when q_lora_rank is null
+    q_b: Array  # [h (d + r), q], or [h (d + r), m] without q_lora_rank
     kv_norm: Array  # [c]
-    w_kc: Array  # [h, d, c]
-    w_vc: Array  # [h, c, v]
+    w_kc: Array  # [h, c, d]
+    w_vc: Array  # [h, v, c]
     o: Array  # [m, h v]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from kdtr.contract import CheckpointError, ModelConfig
 from kdtr.engine.checkpoint_weights import prepare_weights
+from kdtr.engine.host_kernels import HostKernels
+from kdtr.engine.rounded_kernels import RoundedKernels
 from kdtr.engine.weights import ModelWeights, MoeWeights
 from kdtr.kdtr_format import open_model
 
@@ -16,7 +18,8 @@ ATTENTION = "model.layers.1.self_attn."
 
 
 def prepare(config: ModelConfig, tensors: Tensors, dtype: str = "float32") -> ModelWeights:
-    return prepare_weights(open_model((config, tensors)), np.array, dtype)
+    kernels = HostKernels() if dtype == "float32" else RoundedKernels(HostKernels(), dtype)
+    return prepare_weights(open_model((config, tensors)), kernels)
 
 
 def per_expert(tensors: Tensors) -> Tensors:
@@ -58,8 +61,8 @@ def test_kv_b_splits_into_key_and_value_projections(
     rows = small_weights[ATTENTION + "kv_b_proj.weight"]
     for head in range(3):
         nope, value = np.split(rows[head * 12 : head * 12 + 12], [7])
-        assert np.array_equal(nope, attention.w_kc[head])  # [d, c]
-        assert np.array_equal(value.T, attention.w_vc[head])  # [c, v]
+        assert np.array_equal(nope, attention.w_kc[head].T)  # [d, c]
+        assert np.array_equal(value, attention.w_vc[head])  # [v, c]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +78,9 @@ def test_rope_rows_are_half_split_after_loading(
 
     queries = small_weights[ATTENTION + "q_b_proj.weight"].reshape(3, 13, 11)
     expected = np.concatenate([queries[:, :7], queries[:, 7:][:, order]], axis=1)
-    assert np.array_equal(expected.reshape(39, 11), attention.queries.b)
+    assert np.array_equal(expected.reshape(39, 11), attention.q_b)
     keys = small_weights[ATTENTION + "kv_a_proj_with_mqa.weight"]
-    assert np.array_equal(np.concatenate([keys[:10], keys[10:][order]]), attention.kv_a)
+    assert np.array_equal(np.concatenate([keys[:10], keys[10:][order]]), attention.qkv_a[11:])
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])

@@ -21,8 +21,8 @@ def numbers(*shape: int) -> np.ndarray:
 
 PRODUCTS: dict[str, tuple[Any, ...]] = {
     "linear": (numbers(4, 200), numbers(9, 200)),
-    "absorb_query": (numbers(4, 3, 200), numbers(3, 200, 7)),
-    "unabsorb_value": (numbers(4, 3, 200), numbers(3, 200, 7)),
+    "absorb_query": (numbers(4, 3, 200), numbers(3, 7, 200)),
+    "unabsorb_value": (numbers(4, 3, 200), numbers(3, 7, 200)),
     "router_scores": (numbers(4, 200) / 8, numbers(9, 200) / 8, "sigmoid"),
 }
 

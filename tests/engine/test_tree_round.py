@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from kdtr.engine.checkpoint_weights import prepare_weights
 from kdtr.engine.forward import Forward
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.paging import PagedCache
-from kdtr.engine.tree_round import fused_round, walk_limits
+from kdtr.engine.tree_round import tree_round, walk_limits
 from kdtr.kdtr_format import open_model
 
 TREE = DraftTree(tokens=(7, 1, 2, 3), parents=(-1, 0, 0, 2))
@@ -31,24 +32,25 @@ class CountingKernels(HostKernels):
 def test_nothing_comes_to_the_host_before_the_commit(
     small: ModelConfig, small_weights: dict[str, np.ndarray]
 ) -> None:
-    """What a captured graph needs: after the first upload, kernels alone, up to commit_rows."""
+    """What a captured graph needs: once the rows are staged, kernels alone."""
     kernels = CountingKernels()
     forward = Forward(
         kernels,
         small,
-        prepare_weights(open_model((small, small_weights)), kernels.upload),
+        prepare_weights(open_model((small, small_weights)), kernels),
         split_size=8,
     )
     cache = PagedCache(kernels, small, capacity=9, page_size=2)
+    cache.map_slots(4)
+    launcher = kernels.launcher(cache)
+    rows = launcher.stage(0, TREE.tokens, TREE.parents, max_emitted=4)
     kernels.calls.clear()
 
-    fused_round(forward, cache, 0, TREE, NO_LIMIT, SILENT)
+    launcher.run("round", rows, partial(tree_round, forward, cache, rows), SILENT)
 
-    before = kernels.calls[: kernels.calls.index("commit_rows")]
-    assert "accept_walk" in before
-    assert "verify_attn" in before
-    assert "to_host" not in before
-    assert "read_rows" not in before
+    assert {"accept_walk", "verify_attn", "commit_rows"} <= set(kernels.calls)
+    crossings = {"upload", "upload_weight", "overwrite", "device_int", "to_host", "read_rows"}
+    assert not crossings & set(kernels.calls)
 
 
 def test_the_outcome_has_no_padding(load: Callable[..., Any], trace: Any) -> None:
@@ -63,17 +65,15 @@ def test_the_outcome_has_no_padding(load: Callable[..., Any], trace: Any) -> Non
     assert 4 == len(trace["targets", None])
 
 
-def test_walk_limits_fit_the_device(
-    small: ModelConfig, small_weights: dict[str, np.ndarray]
-) -> None:
+def test_walk_limits_fit_the_device() -> None:
     """A stop token that no 64-bit word holds, and a limit beyond the tree's nodes."""
-    kernels = HostKernels()
-    weights = prepare_weights(open_model((small, small_weights)), kernels.upload)
-    forward = Forward(kernels, small, weights, split_size=8)
+    limits = [
+        walk_limits(TREE, limit, 60)
+        for limit in (
+            EmitLimit(frozenset({9, 3, 2**70}), 2),
+            NO_LIMIT,
+            EmitLimit(max_emitted=2**70),
+        )
+    ]
 
-    stops, most = walk_limits(forward, TREE, EmitLimit(frozenset({9, 3, 2**70}), 2))
-    none, all_nodes = walk_limits(forward, TREE, NO_LIMIT)
-    _, capped = walk_limits(forward, TREE, EmitLimit(max_emitted=2**70))
-
-    assert ([3, 9], 2) == (stops.tolist(), most)
-    assert ([], 4, 4) == (none.tolist(), all_nodes, capped)
+    assert [([3, 9], 2), ([], 4), ([], 4)] == limits

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,25 +66,10 @@ def make_engine(fault: str, page_size: int = 3, split_size: int = 5, dtype: str 
     return engine
 
 
-class _Kernels:
-    """A kernel set with some operations replaced."""
-
-    def __init__(self, kernels: Any, operations: dict[str, Any]) -> None:
-        self._kernels = kernels
-        self.__dict__.update(operations)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-
 def _wrap(engine: Any, **operations: Callable[..., Any]) -> None:
-    """Each is called with the original operation first."""
-    kernels = engine._kernels
-
-    def bound(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: operation(getattr(kernels, name), *args, **kwargs)
-
-    engine._kernels = _Kernels(kernels, {n: bound(n, f) for n, f in operations.items()})
+    """Each is called with the original operation first, wherever the set itself calls it too."""
+    for name, operation in operations.items():
+        setattr(engine._kernels, name, partial(operation, getattr(engine._kernels, name)))
 
 
 def _on_load(engine: Any, change: Callable[[Any], Any]) -> None:
@@ -120,6 +106,12 @@ def _on_open(engine: Any, change: Callable[[Any], None]) -> None:
 def _every_attention(weights: Any, change: Callable[[Any], Any]) -> Any:
     layers = tuple(replace(one, attention=change(one.attention)) for one in weights.layers)
     return replace(weights, layers=layers)
+
+
+def _kv_a(attention: Any) -> Any:
+    """[c + r, m]: what follows the queries' rows."""
+    q = 0 if attention.q_norm is None else len(attention.q_norm)
+    return attention.qkv_a[q:]
 
 
 def _physical(cache: Any, slot: int) -> int:
@@ -432,7 +424,7 @@ def scale_from_latent(engine: Any) -> None:
 
     def change(weights: Any) -> Any:
         attention = weights.layers[0].attention
-        return replace(weights, softmax_scale=float(attention.kv_a.shape[0]) ** -0.5)
+        return replace(weights, softmax_scale=float(len(_kv_a(attention))) ** -0.5)
 
     _on_load(engine, change)
 
@@ -461,13 +453,12 @@ def half_split_pairs(engine: Any) -> None:
         return np.stack(np.split(rope, 2, axis=-2), axis=-2).reshape(rope.shape)
 
     def change(attention: Any) -> Any:
-        c = len(attention.kv_norm)
-        r = len(attention.kv_a) - c
-        h, d, _ = attention.w_kc.shape
-        kv_a = np.concatenate([attention.kv_a[:c], unsplit(attention.kv_a[c:])])
-        b = attention.queries.b.reshape(h, d + r, -1)
+        r = len(_kv_a(attention)) - len(attention.kv_norm)
+        h, _, d = attention.w_kc.shape
+        qkv_a = np.concatenate([attention.qkv_a[:-r], unsplit(attention.qkv_a[-r:])])
+        b = attention.q_b.reshape(h, d + r, -1)
         b = np.concatenate([b[:, :d], unsplit(b[:, d:])], axis=1).reshape(h * (d + r), -1)
-        return replace(attention, kv_a=kv_a, queries=replace(attention.queries, b=b))
+        return replace(attention, qkv_a=qkv_a, q_b=b)
 
     _on_load(engine, lambda weights: _every_attention(weights, change))
 
@@ -477,10 +468,9 @@ def k_pe_of_wrong_columns(engine: Any) -> None:
     """k_pe is taken from the end of the latent."""
 
     def change(attention: Any) -> Any:
-        c = len(attention.kv_norm)
-        r = len(attention.kv_a) - c
-        kv_a = np.concatenate([attention.kv_a[:c], attention.kv_a[c - r : c]])
-        return replace(attention, kv_a=kv_a)
+        r = len(_kv_a(attention)) - len(attention.kv_norm)
+        rows = attention.qkv_a
+        return replace(attention, qkv_a=np.concatenate([rows[:-r], rows[-2 * r : -r]]))
 
     _on_load(engine, lambda weights: _every_attention(weights, change))
 
@@ -490,8 +480,10 @@ def columns_swapped(engine: Any) -> None:
     """The columns are taken as [k_pe | c_kv]."""
 
     def change(attention: Any) -> Any:
-        r = len(attention.kv_a) - len(attention.kv_norm)
-        return replace(attention, kv_a=np.roll(attention.kv_a, -r, axis=0))
+        kv_a = _kv_a(attention)
+        r = len(kv_a) - len(attention.kv_norm)
+        rows = attention.qkv_a[: -len(kv_a)]
+        return replace(attention, qkv_a=np.concatenate([rows, np.roll(kv_a, -r, axis=0)]))
 
     _on_load(engine, lambda weights: _every_attention(weights, change))
 
@@ -631,7 +623,7 @@ def _with_eps(engine: Any, eps_of: Callable[[bool, float], float]) -> None:
 
     def change(weights: Any) -> Any:
         for layer in weights.layers:
-            latent.extend((layer.attention.queries.norm, layer.attention.kv_norm))
+            latent.extend((layer.attention.q_norm, layer.attention.kv_norm))
         return weights
 
     _on_load(engine, change)

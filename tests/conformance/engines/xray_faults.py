@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from planted_faults import _every_attention, _on_commit, _on_load, _wrap
+from planted_faults import _every_attention, _kv_a, _on_commit, _on_load, _wrap
 
 XRAY_FAULTS: dict[str, Callable[[Any], None]] = {}
 
@@ -95,8 +95,8 @@ def no_mscale(engine: Any) -> None:
 
     def change(weights: Any) -> Any:
         attention = weights.layers[0].attention
-        _, d, _ = attention.w_kc.shape
-        r = len(attention.kv_a) - len(attention.kv_norm)
+        d = attention.w_kc.shape[-1]
+        r = len(_kv_a(attention)) - len(attention.kv_norm)
         return replace(weights, softmax_scale=float(d + r) ** -0.5)
 
     _on_load(engine, change)
@@ -108,9 +108,9 @@ def scale_of_576(engine: Any) -> None:
 
     def change(weights: Any) -> Any:
         attention = weights.layers[0].attention
-        _, d, _ = attention.w_kc.shape
-        r = len(attention.kv_a) - len(attention.kv_norm)
-        factor = ((d + r) / len(attention.kv_a)) ** 0.5
+        d = attention.w_kc.shape[-1]
+        r = len(_kv_a(attention)) - len(attention.kv_norm)
+        factor = ((d + r) / len(_kv_a(attention))) ** 0.5
         return replace(weights, softmax_scale=weights.softmax_scale * factor)
 
     _on_load(engine, change)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,8 @@ def _sessions(engine: Any, change: Callable[[Any], Any], **info: Any) -> Any:
 
 def _kernels(engine: Any, **operations: Callable[..., Any]) -> Any:
     """Each operation is called with the original first."""
-    kernels = engine._kernels
-
-    def bound(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: operation(getattr(kernels, name), *args, **kwargs)
-
-    own = {name: bound(name, operation) for name, operation in operations.items()}
-    engine._kernels = Wrapped(kernels, **own)
+    for name, operation in operations.items():
+        setattr(engine._kernels, name, partial(operation, getattr(engine._kernels, name)))
     return engine
 
 
