@@ -1,5 +1,5 @@
 """The production engine: absorb-form MLA over a paged latent cache, behind one set of kernels."""
 
-from kdtr.engine.engine import make_engine
+from kdtr.engine.engine import make_cuda_engine, make_engine
 
-__all__ = ["make_engine"]
+__all__ = ["make_cuda_engine", "make_engine"]

@@ -1,4 +1,4 @@
-"""The factory: options, what the engine says of itself, and loading."""
+"""The factories: options, what the engine says of itself, and loading."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from kdtr.contract import (
     EngineError,
     EngineInfo,
     ModelSource,
-    UnsupportedError,
 )
 from kdtr.engine.checkpoint_weights import prepare_weights
 from kdtr.engine.checks import integer
+from kdtr.engine.cuda_kernels import CudaKernels
+from kdtr.engine.cuda_modules import CUDA_DTYPES
 from kdtr.engine.forward import Forward
 from kdtr.engine.host_kernels import HostKernels
 from kdtr.engine.kernel_set import KernelSet
@@ -28,36 +29,65 @@ _NOT_OFFERED = {"verify_batch", "commit_batch"}
 
 def make_engine(
     *,
-    kernels: str = "host",
     dtype: str = "float32",
     summation: str = "blas",
     summation_seed: int = 0,
     page_size: int = 16,
     split_size: int = 64,
 ) -> TreeEngine:
-    """An engine of this package.
+    """An engine of this package that computes with NumPy.
 
-    kernels         "host": NumPy
     dtype           what it stores weights, activations, latents and logits in: "float32", or
                     "bfloat16" or "float16", emulated (`rounded_kernels.py`); it sums in float32
     summation       "blas", or "shuffled": the same sums in another order (`shuffled_kernels.py`)
     summation_seed  which order, when shuffled
     page_size       slots per page of the cache
     split_size      slots per split of the attention; the result depends on it by rounding only
-    Raises EngineError for an impossible option, UnsupportedError for "cuda".
+    Raises EngineError for an impossible option.
     """
-    for name, value, least in (
-        ("page_size", page_size, 1),
-        ("split_size", split_size, 1),
-        ("summation_seed", summation_seed, 0),
-    ):
-        if integer(name, value, EngineError) < least:
-            raise EngineError(f"{name} = {value}; expected at least {least}")
+    _at_least(page_size=(page_size, 1), split_size=(split_size, 1))
+    _at_least(summation_seed=(summation_seed, 0))
     _one_of("dtype", dtype, STORAGE_DTYPES)
     _one_of("summation", summation, ("blas", "shuffled"))
+    float32 = HostKernels() if summation == "blas" else ShuffledKernels(summation_seed)
     return TreeEngine(
-        _kernel_set(kernels, dtype, summation, summation_seed),
+        float32 if dtype == "float32" else RoundedKernels(float32, dtype),
         variant=_variant(dtype, summation, summation_seed),
+        page_size=page_size,
+        split_size=split_size,
+    )
+
+
+def make_cuda_engine(
+    *,
+    dtype: str = "float32",
+    graphs: bool = True,
+    guarded: bool = False,
+    page_size: int = 64,
+    split_size: int = 128,
+) -> TreeEngine:
+    """An engine of this package that computes with CUDA kernels, on the current device.
+
+    dtype       what it stores weights, activations, latents and logits in: "float32" or "bfloat16";
+                it sums in float32
+    graphs      whether verify, decode and round are captured as CUDA graphs
+    guarded     whether buffers lie between guard bands, checked after each run: for gates and hunts
+    page_size   slots per page of the cache; the fast attention wants a multiple of 32
+    split_size  slots per split of the attention, where the fast one does not choose by itself
+    Raises EngineError for an impossible option and for a kernel that does not compile;
+    UnsupportedError without CuPy, without a device, and for a device that is too old.
+    """
+    _at_least(page_size=(page_size, 1), split_size=(split_size, 1))
+    _one_of("dtype", dtype, CUDA_DTYPES)
+    for name, value in (("graphs", graphs), ("guarded", guarded)):
+        if not isinstance(value, bool):
+            raise EngineError(f"{name} = {value!r}; expected True or False")
+    kernels = CudaKernels(dtype, graphs=graphs, guarded=guarded)
+    return TreeEngine(
+        kernels,
+        variant=", ".join(
+            [dtype] * (dtype != "float32") + ["graphs off"] * (not graphs) + ["guarded"] * guarded
+        ),
         page_size=page_size,
         split_size=split_size,
     )
@@ -102,22 +132,18 @@ class TreeEngine:
         return TreeModel(forward, page_size=self._page_size)
 
 
-def _kernel_set(kernels: str, dtype: str, summation: str, summation_seed: int) -> KernelSet:
-    if kernels == "host":
-        float32 = HostKernels() if summation == "blas" else ShuffledKernels(summation_seed)
-        return float32 if dtype == "float32" else RoundedKernels(float32, dtype)
-    if kernels == "cuda":
-        raise UnsupportedError(
-            "kernels = 'cuda': CUDA kernels are not in this version; use kernels = 'host'"
-        )
-    raise EngineError(f"kernels = {kernels!r}; expected 'host'")
-
-
 def _variant(dtype: str, summation: str, summation_seed: int) -> str:
     """In words; empty for the defaults."""
     storage = [] if dtype == "float32" else [dtype]
     order = [] if summation == "blas" else [f"sums shuffled by seed {summation_seed}"]
     return ", ".join(storage + order)
+
+
+def _at_least(**options: tuple[int, int]) -> None:
+    """Each option is (value, least)."""
+    for name, (value, least) in options.items():
+        if integer(name, value, EngineError) < least:
+            raise EngineError(f"{name} = {value}; expected at least {least}")
 
 
 def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -37,6 +37,7 @@ class HostLauncher:
             n=n,
             count=n,
             committed_len=committed_len,
+            n_slots=committed_len + n,
             max_slots=committed_len + n,
             tokens=upload(np.array(tokens)),
             slots=upload(np.arange(committed_len, committed_len + n)),

@@ -44,6 +44,7 @@ class Rows(NamedTuple):
     n              rows launched; rows count..n-1 are padding (PAD-1)
     count          rows that count
     committed_len  L
+    n_slots        L + count: what the forward may read
     max_slots      an upper bound of L + count, which fixes the shape of what is launched
     tokens         [n]  ids; those of padding are valid ids, and nothing depends on them
     slots          [n]  logical slot of each row; -1 for padding
@@ -55,6 +56,7 @@ class Rows(NamedTuple):
     n: int
     count: DeviceInt
     committed_len: DeviceInt
+    n_slots: DeviceInt
     max_slots: int
     tokens: Array
     slots: Array
@@ -110,11 +112,18 @@ class Latents(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """What the router decides (MOE-1 to MOE-3)."""
+    """What the router decides (MOE-1 to MOE-3).
 
-    scores: Array  # [n, e] float32, unbiased
-    ids: Array  # [n, k] ascending
-    weights: Array  # [n, k] float32
+    scores   [n, e] float32, unbiased
+    ids      [n, k] ascending
+    weights  [n, k] float32
+    groups   the same choice listed by expert, for a set whose `moe` wants it so
+    """
+
+    scores: Array
+    ids: Array
+    weights: Array
+    groups: Array | None = None
 
 
 class Launcher(Protocol):

@@ -153,7 +153,7 @@ def test_gate_refusals(kdtr: Kdtr, small: Path, tmp_path: Path) -> None:
 
 
 def test_options_are_python_literals_or_texts(kdtr: Kdtr, small: Path) -> None:
-    words = ("--engine-option", "page_size=2", "--engine-option", "kernels=host", "--case", "ar")
+    words = ("--engine-option", "page_size=2", "--engine-option", "summation=blas", "--case", "ar")
 
     assert 0 == kdtr("gate", small, "--engine", "host", *words).code
     assert (
@@ -603,6 +603,44 @@ def test_the_words_come_from_the_command_line_by_default(
 
     assert 2 == main()
     assert "no.kdtr: no such file" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_no_fault_of_the_output(
+    kdtr: Kdtr, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("kdtr.conformance.gate.GoldenBundle.open", failing)
+
+    run = kdtr("gate", small, "--engine", "host")
+
+    assert refused(run, "OSError: [Errno 5] Input/output error")
+
+
+def test_a_bundle_without_permission_is_named(
+    kdtr: Kdtr, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("kdtr.conformance.gate.GoldenBundle.open", denied)
+
+    run = kdtr("gate", small, "--engine", "host")
+
+    assert refused(run, f"PermissionError: [Errno 13] Permission denied: '{small}'")
+
+
+def test_an_output_that_cannot_be_written_is_said_so(small: Path) -> None:
+    command = Path(sys.executable).with_name("kdtr")
+
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [command, "inspect", small], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert 2 == run.returncode
+    assert "kdtr: cannot write the output: No space left on device\n" == run.stderr
 
 
 @pytest.mark.parametrize("name", ["config.json", "weights.safetensors"])

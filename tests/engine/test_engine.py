@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kdtr.contract import TRACED, EngineError, ModelConfig, UnsupportedError
+from kdtr.contract import TRACED, EngineError, ModelConfig
 from kdtr.engine import make_engine
 from kdtr.engine.engine import TreeEngine
 from kdtr.engine.host_kernels import HostKernels
@@ -96,7 +96,6 @@ def test_every_declared_verb_of_a_session_is_there(session: Any) -> None:
         ({"page_size": 0}, "page_size = 0; expected at least 1"),
         ({"split_size": -3}, "split_size = -3; expected at least 1"),
         ({"page_size": 2.0}, "page_size = 2.0; expected an integer"),
-        ({"kernels": "numpy"}, "kernels = 'numpy'; expected 'host'"),
         ({"dtype": "fp8"}, "dtype = 'fp8'; expected 'float32', 'bfloat16' or 'float16'"),
         ({"dtype": 16}, "dtype = 16; expected 'float32', 'bfloat16' or 'float16'"),
         ({"summation": "pairwise"}, "summation = 'pairwise'; expected 'blas' or 'shuffled'"),
@@ -109,11 +108,6 @@ def test_impossible_options_are_refused(options: dict[str, Any], text: str) -> N
         make_engine(**options)
 
     assert text == str(refusal.value)
-
-
-def test_cuda_is_refused_by_name_and_nothing_stands_in_for_it() -> None:
-    with pytest.raises(UnsupportedError, match="CUDA kernels are not in this version"):
-        make_engine(kernels="cuda")
 
 
 def test_a_directory_and_a_pair_load_the_same_model(hf_root: Path) -> None:

@@ -1,0 +1,99 @@
+"""Compiling the kernels for an architecture without a device, and what the compiler says of them.
+
+`python -m kdtr.engine.cuda_compile` prints the table: registers, spills and shared memory of every
+kernel for the architectures it must run on. The last is what a block may have on sm_120.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+from kdtr.engine.cuda_modules import KERNELS, files, options
+
+ARCHITECTURES = ("sm_90", "sm_100", "sm_120")
+MAX_SHARED_BYTES = 101_376  # a block's on sm_120, of which the system takes the next
+RESERVED_BYTES = 1_024
+MAX_SPILL_BYTES = 16
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(.*)")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+class CompileError(Exception):
+    """NVRTC refused a file; the message is its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one kernel takes on one architecture, as ptxas reports it."""
+
+    kernel: str
+    registers: int
+    spill_bytes: int
+    static_shared_bytes: int
+
+
+def compiled(file: str, dtype: str, architecture: str) -> list[Resources]:
+    """Every kernel of kernels/<file>.cu."""
+    return compiled_source((KERNELS / f"{file}.cu").read_text(), f"{file}.cu", dtype, architecture)
+
+
+def compiled_source(source: str, name: str, dtype: str, architecture: str) -> list[Resources]:
+    """Every kernel of a source text. Raises CompileError."""
+    from cupy.cuda import nvrtc
+
+    program = nvrtc.createProgram(source, name, (), ())
+    try:
+        nvrtc.compileProgram(
+            program, (f"-arch={architecture}", "--ptxas-options=-v", *options(dtype))
+        )
+        log = nvrtc.getProgramLog(program)
+    except nvrtc.NVRTCError as error:
+        raise CompileError(
+            f"{name}, {dtype}, {architecture}: {error}\n{nvrtc.getProgramLog(program)}"
+        ) from None
+    finally:
+        nvrtc.destroyProgram(program)
+    return _resources(log)
+
+
+def _resources(log: str) -> list[Resources]:
+    found, kernel, spilled = [], "", 0
+    for line in log.splitlines():
+        if entry := _ENTRY.search(line):
+            kernel, spilled = entry[1], 0
+        elif spills := _SPILLS.search(line):
+            spilled = max(int(spills[2]), int(spills[3]))
+        elif used := _USED.search(line):
+            shared = _SHARED.search(used[2])
+            found.append(Resources(kernel, int(used[1]), spilled, int(shared[1]) if shared else 0))
+    return found
+
+
+def main() -> int:
+    """Prints the table; 1 if a kernel is over a limit or does not compile."""
+    from kdtr.engine.cuda_shared import dynamic_shared_bytes
+
+    bad = 0
+    print(f"{'kernel':32} {'dtype':9} {'for':7} {'registers':>9} {'spills':>7} {'shared':>8}")
+    for dtype in ("float32", "bfloat16"):
+        for file in files(dtype):
+            for architecture in ARCHITECTURES:
+                for one in compiled(file, dtype, architecture):
+                    shared = one.static_shared_bytes + dynamic_shared_bytes(one.kernel)
+                    over = shared + RESERVED_BYTES > MAX_SHARED_BYTES
+                    over |= one.spill_bytes > MAX_SPILL_BYTES
+                    bad += over
+                    print(
+                        f"{one.kernel:32} {dtype:9} {architecture:7} {one.registers:9} "
+                        f"{one.spill_bytes:7} {shared:8}{'  over the limit' if over else ''}"
+                    )
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Launches of router, choice and experts on a CUDA device: experts.cu (MOE-1 to MOE-4).
+
+Arrays are CuPy's, bfloat16 as 2-byte bits. No grid depends on the routing, and nothing is read
+back. A row's bits do not depend on the other rows.
+
+Letters: n rows launched, m hidden, e experts, k chosen experts, i inner width of an expert, s of
+the shared one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from kdtr.engine import cuda_linear
+from kdtr.engine.cuda_launch import launch
+from kdtr.engine.cuda_linear import BLOCK, GetKernel, arrived, multiprocessors
+
+if TYPE_CHECKING:
+    from kdtr.contract import ModelConfig
+
+Array = Any
+
+MAX_EXPERTS, MAX_CHOSEN, MAX_GROUPS = 512, 16, 32
+_ROUTER_PARTS = 4
+_ACTIVATIONS = {"sigmoid": 1, "softmax": 2}  # contract.SIGMOID, SOFTMAX
+
+# Dynamic shared memory by kernel.
+SHARED_BYTES = {
+    "router_stream_8": 4 * 12 * 1024,
+    "router_stream_24": 4 * 12 * 1024,
+    "gate_up_stream": 8 * 6 * 2048,
+    "down_stream": 8 * 10 * 1024,
+}
+
+
+def route(
+    kernel: GetKernel,
+    x: Array,
+    gate: Array,
+    correction_bias: Array,
+    config: ModelConfig,
+    count: Array | None = None,
+    groups: Array | None = None,
+    *,
+    overlap: bool = False,
+) -> tuple[Array, Array, Array]:
+    """x [n, m], gate [e, m], correction_bias [e] float32 -> scores [n, e], ids and weights [n, k].
+
+    groups  of `new_groups`, to be filled for `moe`; None: `moe` does it, in a launch more
+    """
+    parts = router_scores(kernel, x, gate, count, overlap=overlap)
+    return choose_experts(
+        kernel, parts, correction_bias, config, count, groups, raw=True, overlap=overlap
+    )
+
+
+def router_scores(
+    kernel: GetKernel, x: Array, gate: Array, count: Array | None, *, overlap: bool = False
+) -> Array:
+    """x [n, m], gate [e, m] -> [parts, n, e] float32, to be added and taken for x gate^T."""
+    import cupy
+
+    n, (e, m) = len(x), gate.shape
+    stride = ctypes.c_longlong(x.strides[0] // x.itemsize)
+    if cuda_linear.fast(x, gate):
+        rows = 8 if n <= 8 else 24
+        name, block = f"router_stream_{rows}", 128
+        grid = (-(-e // 16), _ROUTER_PARTS, -(-n // rows))
+        parts = cupy.empty((_ROUTER_PARTS, n, e), cupy.float32)
+    else:
+        name, block, grid = "router_any", BLOCK, (-(-e // 16), -(-n // 8), 1)
+        parts = cupy.empty((1, n, e), cupy.float32)
+    shared = SHARED_BYTES.get(name, 0)
+    launch(kernel(name), grid, block, shared, (x, gate, parts, count, n, e, m, stride), overlap)
+    return parts
+
+
+def choose_experts(
+    kernel: GetKernel,
+    scores: Array,
+    correction_bias: Array,
+    config: ModelConfig,
+    count: Array | None = None,
+    groups: Array | None = None,
+    *,
+    raw: bool = False,
+    overlap: bool = False,
+) -> tuple[Array, Array, Array]:
+    """scores [n, e], or with `raw` the parts of router_scores -> scores, ids, weights."""
+    import cupy
+
+    n_parts = len(scores) if raw else 1
+    n, e = scores.shape[-2:]
+    k = config.num_experts_per_tok
+    final = cupy.empty((n, e), cupy.float32) if raw else scores
+    ids, weights = cupy.empty((n, k), cupy.int64), cupy.empty((n, k), cupy.float32)
+    launch(
+        kernel("choose"),
+        (-(-n // 4), 1, 1),
+        128,
+        0,
+        (
+            *(scores, final, correction_bias, ids, weights, groups, arrived(), count, n, e, k),
+            *(n_parts, _ACTIVATIONS[config.scoring_func] if raw else 0),
+            *(config.n_group, config.topk_group, int(config.norm_topk_prob)),
+            ctypes.c_float(config.routed_scaling_factor),
+        ),
+        overlap,
+    )
+    return final, ids, weights
+
+
+def new_groups(n: int, e: int, k: int) -> Array:
+    """Where the pairs (row, expert) are listed by expert; see experts.cu."""
+    import cupy
+
+    return cupy.empty(2 + 2 * e + 2 * n * k, cupy.int32)
+
+
+def moe(
+    kernel: GetKernel,
+    x: Array,
+    ids: Array,
+    weights: Array,
+    gate_up: Array,
+    down: Array,
+    shared: tuple[Array, Array] | None,
+    count: Array | None = None,
+    groups: Array | None = None,
+    *,
+    overlap: bool = False,
+) -> Array:
+    """Routed experts in the order of ids, plus the shared one -> [n, m].
+
+    x [n, m], ids [n, k] ascending, weights [n, k], gate_up [e, 2i, m], down [e, m, i]
+    shared  gate_up [2s, m] and down [m, s], or None
+    groups  as `route` filled it
+    """
+    import cupy
+
+    (n, k), (e, m, i) = ids.shape, down.shape
+    if groups is None:
+        groups = new_groups(n, e, k)
+        launch(kernel("group"), (1, 1, 1), 128, 0, (ids, groups, count, n, e, k), overlap)
+    shared_gate_up, shared_down = shared or (None, None)
+    s = shared_down.shape[1] if shared else 0
+    every = (gate_up, down, *(shared or ()))
+    fast = all(cuda_linear.fast(x, weight) for weight in every)
+    inner, y = cupy.empty((n * k, i), x.dtype), cupy.empty((n * k, m), x.dtype)
+    shared_inner = cupy.empty((n, s), x.dtype) if shared else None
+    shared_y = cupy.empty((n, m), x.dtype) if shared else None
+    out = cupy.empty((n, m), x.dtype)
+    _gate_up(
+        kernel, fast, x, gate_up, shared_gate_up, inner, shared_inner, groups, count,
+        (n, e, k, m, i, s), overlap,
+    )  # fmt: skip
+    tiles = -(-m // 16)
+    row_tiles = -(-tiles // (2 * multiprocessors()))
+    name = "down_stream" if fast else "down_any"
+    launch(
+        kernel(name),
+        (-(-tiles // row_tiles) if fast else -(-m // 8), 1, 1),
+        BLOCK,
+        SHARED_BYTES.get(name, 0),
+        (
+            *(inner, shared_inner, down, shared_down, y, shared_y, out, weights, groups, count),
+            *(n, e, k, m, i, s, row_tiles),
+        ),
+        overlap,
+    )
+    return out
+
+
+def swiglu(
+    kernel: GetKernel,
+    linear_kernel: GetKernel,
+    x: Array,
+    gate_up: Array,
+    down: Array,
+    count: Array | None = None,
+    *,
+    overlap: bool = False,
+) -> Array:
+    """x [n, m], gate_up [2s, m], down [m, s] -> down(silu(gate x) * up x) [n, m]."""
+    import cupy
+
+    n, (m, s) = len(x), down.shape
+    inner = cupy.empty((n, s), x.dtype)
+    _gate_up(
+        kernel, cuda_linear.fast(x, gate_up), x, None, gate_up, None, inner, None, count,
+        (n, 0, 0, m, 0, s), overlap,
+    )  # fmt: skip
+    return cuda_linear.linear(linear_kernel, inner, down, count, overlap=overlap)
+
+
+def _gate_up(
+    kernel: GetKernel,
+    fast: bool,
+    x: Array,
+    gate_up: Array | None,
+    shared_gate_up: Array | None,
+    inner: Array | None,
+    shared_inner: Array | None,
+    groups: Array | None,
+    count: Array | None,
+    sizes: tuple[int, ...],
+    overlap: bool,
+) -> None:
+    name = "gate_up_stream" if fast else "gate_up_any"
+    launch(
+        kernel(name),
+        ((2 if fast else 8) * multiprocessors(), 1, 1),
+        BLOCK,
+        SHARED_BYTES.get(name, 0),
+        (
+            *(x, gate_up, shared_gate_up, inner, shared_inner, groups, count, *sizes),
+            ctypes.c_longlong(x.strides[0] // x.itemsize),
+        ),
+        overlap,
+    )

@@ -1,0 +1,162 @@
+"""How a session launches its forwards on a GPU: fixed buffers, buckets, captured graphs.
+
+A tree's programs are padded to a bucket of rows and launched for a bucket of slots, and each shape
+is captured once as a CUDA graph, with and without a trace. A replay reads L, the rows that count
+and the tree from the session's inbox, so nothing is captured again as the sequence grows. Prefill
+and forward_tokens run as they come.
+
+A trace is complete after the run: its arrays are the graph's own buffers, shown without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from kdtr.contract import SILENT, STAGE, Array, Trace
+from kdtr.engine.kernel_set import Rows
+
+if TYPE_CHECKING:
+    from kdtr.engine.cuda_kernels import CudaKernels, Graph
+
+T = TypeVar("T")
+
+_ROW_BUCKETS = (1, 5, 9, 17, 33, 65, 129)  # then multiples of 128, plus the root
+_LEAST_SLOTS = 256
+_HEADER = 4  # count, committed_len, n_slots, max_emitted
+_NOTHING = -1
+
+
+class _Key(NamedTuple):
+    """What the shape of everything launched depends on."""
+
+    name: str
+    n: int
+    max_slots: int
+    n_stops: int
+    traced: bool
+
+
+class _Captured(NamedTuple):
+    """A graph, and the buffers in it that a trace is shown."""
+
+    graph: Graph[Any]
+    shown: list[tuple[str, int | None, Array]]
+
+
+def row_bucket(n: int) -> int:
+    """Rows that are launched for a tree of n nodes."""
+    for bucket in _ROW_BUCKETS:
+        if n <= bucket:
+            return bucket
+    return -(-(n - 1) // 128) * 128 + 1
+
+
+def slot_bucket(n_slots: int) -> int:
+    """An upper bound of n_slots: the next power of two, and not below 256."""
+    return max(_LEAST_SLOTS, 1 << (n_slots - 1).bit_length())
+
+
+class CudaLauncher:
+    """A `Launcher` of one session.
+
+    warm  shapes that some session of this model has run: their kernels are loaded, so they can be
+          captured at once; None: nothing is captured
+    """
+
+    def __init__(self, kernels: CudaKernels, warm: set[_Key] | None) -> None:
+        self._kernels = kernels
+        self._warm = warm
+        self._inboxes: dict[tuple[int, int], Array] = {}
+        self._graphs: dict[_Key, _Captured] = {}
+        self._extent = (0, 0)  # rows that count and slots they may see, of what was staged last
+
+    def stage(
+        self,
+        committed_len: int,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None = None,
+        *,
+        stop_tokens: Sequence[int] = (),
+        max_emitted: int = 1,
+    ) -> Rows:
+        """One copy to the device, into the inbox of the bucket; a tree is padded."""
+        count = len(tokens)
+        n = count if parents is None else row_bucket(count)
+        n_stops = len(stop_tokens) and max(8, 1 << (len(stop_tokens) - 1).bit_length())
+        self._extent = (count, committed_len + count)
+        host = np.full(_HEADER + 3 * n + n_stops, _NOTHING, np.int64)
+        host[:_HEADER] = count, committed_len, committed_len + count, max_emitted
+        parts = np.split(host[_HEADER:], [n, 2 * n, 3 * n])
+        parts[0][:] = 0  # a valid id, for padding too
+        parts[0][:count] = tokens
+        parts[1][:count] = np.arange(committed_len, committed_len + count)
+        if parents is not None:
+            parts[2][:count] = parents
+        parts[3][: len(stop_tokens)] = stop_tokens
+        inbox = self._inbox(n, n_stops, host, keep=parents is not None)
+        first = _HEADER
+        return Rows(
+            n=n,
+            count=inbox[0:1],
+            committed_len=inbox[1:2],
+            n_slots=inbox[2:3],
+            max_slots=slot_bucket(committed_len + count),
+            tokens=inbox[first : first + n],
+            slots=inbox[first + n : first + 2 * n],
+            parents=None if parents is None else inbox[first + 2 * n : first + 3 * n],
+            stop_tokens=inbox[first + 3 * n :],
+            max_emitted=inbox[3:4],
+        )
+
+    def run(self, name: str, rows: Rows, program: Callable[[Trace], T], trace: Trace) -> T:
+        """Now, or as the replay of a graph; the trace afterwards, on the host."""
+        extent = self._extent
+        key = _Key(name, rows.n, rows.max_slots, len(rows.stop_tokens), trace is not SILENT)
+        if rows.parents is None or self._warm is None or key not in self._warm:
+            shown: list[tuple[str, int | None, Array]] = []
+            result = self._kernels.launch(program, _collecting(shown, trace))
+            if self._warm is not None:
+                self._warm.add(key)
+        else:
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(program, trace)
+            graph, shown = self._graphs[key]
+            result = self._kernels.replay(graph)
+        for stage, layer, array in shown:
+            trace(stage, layer, self._without_padding(stage, array, extent))
+        return result
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._inboxes.clear()
+
+    def _inbox(self, n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Array:
+        """On the device; the address that the bucket's graphs read, if it is kept."""
+        if not keep:
+            return self._kernels.upload(host)
+        inbox = self._inboxes.get((n, n_stops))
+        if inbox is None:
+            inbox = self._inboxes[n, n_stops] = self._kernels.upload(host)
+        else:
+            self._kernels.overwrite(inbox, host)
+        return inbox
+
+    def _capture(self, program: Callable[[Trace], Any], trace: Trace) -> _Captured:
+        shown: list[tuple[str, int | None, Array]] = []
+        return _Captured(self._kernels.capture(program, _collecting(shown, trace)), shown)
+
+    def _without_padding(self, stage: str, array: Array, extent: tuple[int, int]) -> np.ndarray:
+        """The rows that count, and the slots they may see (PAD-1)."""
+        sizes = dict(zip("ns", extent, strict=True))
+        cut = tuple(slice(sizes.get(axis)) for axis in STAGE[stage].axes)
+        return self._kernels.to_host(array[cut])
+
+
+def _collecting(shown: list[tuple[str, int | None, Array]], trace: Trace) -> Trace:
+    """Keeps what is shown until the kernels have run."""
+    if trace is SILENT:
+        return SILENT
+    return lambda stage, layer, array: shown.append((stage, layer, array))

@@ -1,0 +1,98 @@
+"""The compiled kernels of one device: NVRTC through CuPy, once per file and storage type.
+
+Every file of `kernels/` is compiled when the engine is made, not when a kernel first runs: a
+kernel that does not compile is refused before a model is loaded, and nothing is loaded while a
+graph is being captured. CuPy keeps the binaries on disk (CUPY_CACHE_DIR).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kdtr.contract import EngineError, UnsupportedError
+
+KERNELS = Path(__file__).with_name("kernels")
+
+# Compiled for both storage types, and for bfloat16 alone. The names of their files.
+FILES = ("rows", "latents", "tree", "best_first", "linear", "experts", "verify_attn")
+BFLOAT16_FILES = ("verify_attn_mma",)
+
+# The oldest architecture whose instructions the bfloat16 kernels use: cp.async.bulk and mbarrier.
+OLDEST = {"float32": (8, 0), "bfloat16": (9, 0)}
+CUDA_DTYPES = tuple(OLDEST)
+
+
+def options(dtype: str) -> tuple[str, ...]:
+    """NVRTC's, without the architecture."""
+    storage = ("-DSTORE_BF16",) if dtype == "bfloat16" else ()
+    return ("-std=c++17", f"-I{KERNELS}", *storage)
+
+
+def files(dtype: str) -> tuple[str, ...]:
+    """What is compiled for a storage type."""
+    return FILES + BFLOAT16_FILES if dtype == "bfloat16" else FILES
+
+
+def import_cupy() -> Any:
+    """CuPy with a device that answers, or the reason why not, as an UnsupportedError."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise UnsupportedError(
+            f"engine cuda needs CuPy, which cannot be imported ({error}); install "
+            "'kdtr[cupy-cuda12x]' or 'kdtr[cupy-cuda13x]', whichever your driver serves, or use "
+            "engine host"
+        ) from None
+    runtime = cupy.cuda.runtime
+    try:
+        n_devices = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        raise UnsupportedError(
+            f"engine cuda: CUDA finds no usable device ({error}). The driver serves CUDA "
+            f"{_version(runtime.driverGetVersion())}, CuPy was built for CUDA "
+            f"{_version(runtime.runtimeGetVersion())}; install the CuPy of your driver's major "
+            "version, or use engine host"
+        ) from None
+    if n_devices == 0:
+        raise UnsupportedError("engine cuda: this machine has no CUDA device; use engine host")
+    return cupy
+
+
+class Modules:
+    """Kernels by file and name, for the current device."""
+
+    def __init__(self, cupy: Any, dtype: str) -> None:
+        device = cupy.cuda.Device()
+        found = (int(device.compute_capability[:-1]), int(device.compute_capability[-1]))
+        if found < OLDEST[dtype]:
+            oldest = ".".join(map(str, OLDEST[dtype]))
+            raise UnsupportedError(
+                f"engine cuda, dtype = {dtype!r}: this device has compute capability "
+                f"{found[0]}.{found[1]}; the kernels need {oldest} or later"
+            )
+        self._modules = {name: self._compiled(cupy, name, dtype, found) for name in files(dtype)}
+        self._kernels: dict[tuple[str, str], Any] = {}
+
+    def kernel(self, file: str, name: str) -> Any:
+        """The entry point `name` of kernels/<file>.cu: a cupy.RawKernel."""
+        key = file, name
+        if key not in self._kernels:
+            self._kernels[key] = self._modules[file].get_function(name)
+        return self._kernels[key]
+
+    @staticmethod
+    def _compiled(cupy: Any, name: str, dtype: str, capability: tuple[int, int]) -> Any:
+        module = cupy.RawModule(code=(KERNELS / f"{name}.cu").read_text(), options=options(dtype))
+        try:
+            module.compile()
+        except cupy.cuda.compiler.CompileException as error:
+            raise EngineError(
+                f"kernels/{name}.cu does not compile for sm_{capability[0]}{capability[1]} with "
+                f"dtype = {dtype!r}:\n{error}"
+            ) from None
+        return module
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"

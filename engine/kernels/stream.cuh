@@ -1,0 +1,242 @@
+// stream.cuh: weights from memory through the tensor cores, a warp at a time. For linear.cu and
+// experts.cu.
+//
+// Weights [rows][i] are the A operand of mma.m16n8k16, rows of x its B operand: up to 8 rows of x
+// cost one column block, and nothing is padded to 16. The sums are float.
+//
+// A step is 32 elements of i. In it, lane (g, t) = (lane / 4, lane % 4) holds elements 8t..8t+7 of
+// row g as 16 bytes, and takes their four pairs for the k-fragments of two MMAs. This permutes k
+// within a step, in w and in x alike, and makes each fragment one 16-byte access. A thread copies
+// (cp.async) the very bytes that it will use, so a stream of weights needs no barrier.
+//
+// A column of a product depends on one row of x alone: a NaN in another row stays there.
+
+#pragma once
+#include "common.cuh"
+
+extern __shared__ __align__(128) unsigned char memory[];
+
+#define STEP 32  // elements of i
+
+// i is cut into a power of two of slices, each a run of whole steps. A slice is summed upwards;
+// slices are added as a balanced binary tree. Which thread sums which slice is free, and so is the
+// number of rows: the bits of a result are the same.
+__device__ __forceinline__ int n_steps(int i) { return (i + STEP - 1) / STEP; }
+__device__ __forceinline__ int slice_begin(int slice, int slices, int steps) {
+    return (int)((i64)slice * steps / slices);
+}
+
+__device__ __forceinline__ float sigmoid(float x) {
+    float e = expf(-fabsf(x));  // never of a positive number: no overflow
+    return x >= 0.f ? 1.f / (1.f + e) : e / (1.f + e);
+}
+
+__device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
+    if (!count) return n;
+    i64 rows = *count;
+    return rows < n ? rows : n;
+}
+
+// Launches may overlap (cuda_launch.py): until this returns, a kernel may read weights and `count`, which
+// no kernel writes, and must write nothing. Every block calls it.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// The next kernel's blocks may start where there is room.
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ u32 shared_address(const void* at) {
+    return (u32)__cvta_generic_to_shared(at);
+}
+
+// 16 bytes to shared memory, or 16 zero bytes.
+__device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid) {
+    int n_bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n_bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int NEWER>
+__device__ __forceinline__ void wait_for_stage() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory");
+}
+
+__device__ __forceinline__ uint4 read_shared_16(u32 from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+__device__ __forceinline__ uint4 read_16(const void* from, bool valid) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (valid) v = *reinterpret_cast<const uint4*>(from);
+    return v;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// One step: rows g (upper) and g + 8 (lower) of 16 rows of w, and 8 rows of x.
+__device__ __forceinline__ void mma_step(float (&c)[4], uint4 upper, uint4 lower, uint4 x) {
+    mma(c, upper.x, lower.x, upper.y, lower.y, x.x, x.y);
+    mma(c, upper.z, lower.z, upper.w, lower.w, x.z, x.w);
+}
+
+template <int MT, int NT>
+__device__ __forceinline__ void clear(float (&acc)[MT][NT][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) acc[m][n][q] = 0.f;
+}
+template <int MT, int NT>
+__device__ __forceinline__ void add_to(float (&acc)[MT][NT][4], const float (&other)[MT][NT][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) acc[m][n][q] = other[m][n][q] + acc[m][n][q];
+}
+
+// A warp's sums over steps [begin, end) of 16 MT rows of w and 8 NT rows of x: one slice, or with TWO
+// the sum of two that meet at `middle`.
+//
+// w_at [2 MT]  where this lane's rows (g, g + 8 of each 16) begin in w, in elements, 8t included
+// x_at [NT]    where this lane's row of each 8 begins in x, likewise; NO_ROW where there is none
+// i, i_8t      elements in a row (a multiple of 8), and 8t
+// fifo         this lane's bytes of the warp's DEPTH * 2 MT * 512, stages apart by 2 MT * 512
+// acc[m][n][q] row g + 8 (q / 2) of the m-th 16, row 2t + q % 2 of the n-th 8
+#define NO_ROW 0xffffffffu
+template <int MT, int NT, int DEPTH, bool TWO>
+__device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
+                                       const u32 (&w_at)[2 * MT], const bf16* x,
+                                       const u32 (&x_at)[NT], int i, int i_8t, int begin, int middle,
+                                       int end, u32 fifo) {
+    const u32 stage_bytes = 2 * MT * 512;
+    clear(acc);
+    float first[MT][NT][4];
+    clear(first);
+#pragma unroll
+    for (int d = 0; d < DEPTH - 1; ++d) {
+        if (begin + d < end) {
+            int k = (begin + d) * STEP;
+#pragma unroll
+            for (int j = 0; j < 2 * MT; ++j)
+                copy_16(fifo + d * stage_bytes + j * 512, w + w_at[j] + k, k + i_8t < i);
+        }
+        end_of_stage();
+    }
+    wait_for_predecessor();
+    uint4 ahead[NT];
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+        ahead[n] = read_16(x + x_at[n] + begin * STEP,
+                           x_at[n] != NO_ROW && begin < end && begin * STEP + i_8t < i);
+    u32 full = fifo, empty = fifo + (DEPTH - 1) * stage_bytes;
+#pragma unroll(MT * NT >= 3 ? 1 : 2)
+    for (int s = begin; s < end; ++s) {
+        if (TWO && s == middle) {
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+                for (int n = 0; n < NT; ++n)
+#pragma unroll
+                    for (int q = 0; q < 4; ++q) {
+                        first[m][n][q] = acc[m][n][q];
+                        acc[m][n][q] = 0.f;
+                    }
+        }
+        wait_for_stage<DEPTH - 2>();
+        uint4 a[2 * MT];
+#pragma unroll
+        for (int j = 0; j < 2 * MT; ++j) a[j] = read_shared_16(full + j * 512);
+        if (s + DEPTH - 1 < end) {
+            int k = (s + DEPTH - 1) * STEP;
+#pragma unroll
+            for (int j = 0; j < 2 * MT; ++j)
+                copy_16(empty + j * 512, w + w_at[j] + k, k + i_8t < i);
+        }
+        end_of_stage();
+        full += stage_bytes;
+        if (full == fifo + DEPTH * stage_bytes) full = fifo;
+        empty += stage_bytes;
+        if (empty == fifo + DEPTH * stage_bytes) empty = fifo;
+        int next = (s + 1) * STEP;
+        bool more = s + 1 < end && next + i_8t < i;
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            uint4 b = ahead[n];
+            ahead[n] = read_16(x + x_at[n] + next, more && x_at[n] != NO_ROW);
+#pragma unroll
+            for (int m = 0; m < MT; ++m) mma_step(acc[m][n], a[2 * m], a[2 * m + 1], b);
+        }
+    }
+    if (TWO) add_to(acc, first);
+    wait_for_stage<0>();
+}
+
+// A warp's sums to shared memory as [8 NT rows of x][16 MT rows of w].
+template <int MT, int NT>
+__device__ __forceinline__ void put_sums(float* to, const float (&acc)[MT][NT][4]) {
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int q = 0; q < 4; ++q)
+                to[(n * 8 + 2 * t + (q & 1)) * 16 * MT + m * 16 + g + 8 * (q >> 1)] = acc[m][n][q];
+}
+// The tree over WARPS parts that lie `stride` floats apart.
+template <int WARPS>
+__device__ __forceinline__ float tree_sum(const float* part, int stride) {
+    float v[WARPS];
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) v[w] = part[w * stride];
+#pragma unroll
+    for (int width = 1; width < WARPS; width *= 2)
+#pragma unroll
+        for (int w = 0; w < WARPS; w += 2 * width) v[w] += v[w + width];
+    return v[0];
+}
+
+// Any shape and type: a warp's sums of ROWS rows of w and 8 of x, lanes along i; all lanes get them.
+template <int ROWS>
+__device__ __forceinline__ void dot_any(float (&sum)[ROWS][8], const real* const (&w)[ROWS],
+                                        const real* const (&x)[8], int i) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int n = 0; n < 8; ++n) sum[r][n] = 0.f;
+#pragma unroll 2
+    for (int k = threadIdx.x & 31; k < i; k += 32) {
+        float a[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) a[r] = to_float(w[r][k]);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+            float b = x[n] ? to_float(x[n][k]) : 0.f;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) sum[r][n] = fmaf(a[r], b, sum[r][n]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int n = 0; n < 8; ++n) sum[r][n] = warp_sum(sum[r][n]);
+}

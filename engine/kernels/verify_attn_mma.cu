@@ -1,0 +1,596 @@
+// verify_attn_mma.cu: tree attention over the swizzled latent cache with tensor cores.
+// Stages out_latent and scores, rules MLA-2, MLA-3, MASK-3, NUM-4. bfloat16, c = 512, r = 64.
+//
+// Row R = node * h + head attends to the slots that its node sees; all rows share keys and values
+// (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
+//
+// A block takes 32 rows (16 where there are no more) and the tiles split, split + splits, ... of 32
+// slots. Tile t of the cache is 36,864 contiguous bytes: one bulk copy, two stages of them.
+//
+//   scores   Each of the four warps multiplies all rows by its quarter of the 576 dimensions (the
+//            query stays in registers) and all 32 keys. The quarters' sums meet in shared memory,
+//            in the order of the fragments: what a lane writes is what the same lane of another
+//            warp reads. (q0 + q1) + (q2 + q3) for every row, wherever it lies in the block.
+//   softmax  Warp d holds eight rows (octet d) by 32 keys, in base 2. The reference exponent of a
+//            row moves only when a score exceeds it by 8: probabilities stay below 2^8, and the
+//            accumulators are rescaled a few times a run, not once a tile.
+//   values   Each warp multiplies all rows' probabilities by its 128 columns of the tile.
+//
+// Warp w keeps the row octets in the order o ^ w, so that its own octet is always its octet 0 and
+// every register index is a constant.
+//
+// Why hidden slots cannot matter: tiles that reach past open_len select hidden scores to -inf after
+// the sum, and put 0 in the place of values that are not finite, and of rows from n_slots on, before
+// they are multiplied. A row that sees such a slot already has a score, and so a result, that is not
+// finite; slots from n_slots on are never loaded.
+//
+// The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
+// and a prefetch into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
+// is summed by atomics: the same inputs give the same bits.
+//
+// grid (ceil(n h / rows), splits)   block 128   shared memory: SHARED_BYTES, dynamic, below
+// merge: grid (n h, 4)   block 256
+
+#include "common.cuh"
+
+namespace {
+
+constexpr int WARPS = 4;
+constexpr int KEYS = 32;  // slots a tile
+constexpr int LATENT = 512;
+constexpr int ROW_BYTES = 1152;
+constexpr int TILE_BYTES = KEYS * ROW_BYTES;
+constexpr int HALF_TILE = 16 * ROW_BYTES;
+constexpr int STEPS = 9;          // k16 steps of a quarter of the row
+constexpr int QUARTER_BYTES = 288;
+constexpr int COLUMN_TILES = 16;  // n8 tiles of a warp's 128 columns
+constexpr float SLACK = 8.f;      // a score may exceed its row's reference by this power of two
+
+// Offsets in dynamic shared memory; the launcher knows the totals.
+constexpr int PARTIALS_AT = 2 * TILE_BYTES;
+template <int OCTETS>
+struct Shared {
+    // Steps of the query that registers do not hold (spills cost more).
+    static constexpr int FAR_STEPS = OCTETS == 4 ? 2 : 0;
+    static constexpr int FAR_AT = PARTIALS_AT + OCTETS * 3 * 1024;
+    static constexpr int P_AT = FAR_AT + FAR_STEPS * OCTETS * WARPS * 256;
+    static constexpr int ALPHA_AT = P_AT + OCTETS * 512;
+    static constexpr int MOVED_AT = ALPHA_AT + 8 * 4 * 4;
+    static constexpr int BARRIERS_AT = MOVED_AT + 16;
+    static constexpr int BYTES = BARRIERS_AT + 4 * 8;
+};
+static_assert(Shared<4>::BYTES == 96432, "cuda_attention.py knows it");
+static_assert(Shared<2>::BYTES == 81072, "cuda_attention.py knows it");
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+    return (u32)__cvta_generic_to_shared(p);
+}
+
+// Barriers in shared memory that count arrivals and the bytes of bulk copies.
+__device__ __forceinline__ void barrier_init(u32 bar, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra.uni gone;\n"
+        "bra.uni again;\n"
+        "gone:\n"
+        "}\n" ::"r"(bar),
+        "r"(parity)
+        : "memory");
+}
+__device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes, u32 bar) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(n_bytes), "r"(bar)
+        : "memory");
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at));
+}
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at));
+}
+// d [16, 8] += a [16, 16] b [16, 8]
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void write_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+__device__ __forceinline__ void write_shared(u32 at, float a, float b, float c, float d) {
+    write_shared(at, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
+}
+__device__ __forceinline__ void read_shared(u32 (&x)[4], u32 at) {
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+__device__ __forceinline__ void read_shared(float (&x)[4], u32 at) {
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(at)
+                 : "memory");
+}
+__device__ __forceinline__ float read_shared(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ void wait_for_previous_kernel() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Not to be merged with a read before the wait.
+__device__ __forceinline__ i64 read_now(const i64* at) {
+    i64 x;
+    asm volatile("ld.global.b64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+
+// Lane t of four holds x[0..3]; afterwards lane t holds what was x[t] of lanes 0..3.
+__device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+    u32 a = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
+    u32 b = __shfl_xor_sync(~0u, odd ? x[2] : x[3], 1);
+    x[0] = odd ? a : x[0];
+    x[1] = odd ? x[1] : a;
+    x[2] = odd ? b : x[2];
+    x[3] = odd ? x[3] : b;
+    a = __shfl_xor_sync(~0u, high ? x[0] : x[2], 2);
+    b = __shfl_xor_sync(~0u, high ? x[1] : x[3], 2);
+    x[0] = high ? a : x[0];
+    x[1] = high ? b : x[1];
+    x[2] = high ? x[2] : a;
+    x[3] = high ? x[3] : b;
+}
+
+// The warp's quarter of its rows as A fragments: q[step][m][half + 2 (upper 8 of k16)].
+template <int M>
+__device__ __forceinline__ void load_query(
+    u32 (&q)[STEPS][M][4], const char* query, int first_row, int n_rows, int warp, int lane) {
+#pragma unroll
+    for (int o = 0; o < 2 * M; ++o) {
+        int row = first_row + (o ^ (warp & (2 * M - 1))) * 8 + (lane >> 2);
+        const char* from = query + (i64)row * ROW_BYTES + warp * QUARTER_BYTES;
+#pragma unroll
+        for (int i = 0; i < 5; ++i) {  // four 16-byte chunks at a time, of 18
+            int chunk = 4 * i + (i < 4 ? lane & 3 : lane & 1);
+            u32 x[4] = {0, 0, 0, 0};
+            if (row < n_rows)
+                asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
+                             : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                             : "l"(from + chunk * 16));
+            transpose_quad(x);
+#pragma unroll
+            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
+                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[j];
+        }
+    }
+}
+
+// Which of the slots first..first+31 a node sees.
+__device__ __forceinline__ u32 visible_slots(
+    const u32* bits, int words, int node, int first, int open_len, int n_slots) {
+    const u32* row = bits + (i64)node * words;
+    int j = first - open_len;  // of the block's column for slot `first`; negative: open slots
+    u32 seen;
+    if (j <= -32) {
+        seen = ~0u;
+    } else if (j < 0) {
+        u32 open = (u32)-j;
+        seen = ((1u << open) - 1) | ((words ? row[0] : 0u) << open);
+    } else {
+        int word = j >> 5;
+        u32 low = word < words ? row[word] : 0u;
+        u32 high = word + 1 < words ? row[word + 1] : 0u;
+        seen = __funnelshift_r(low, high, (u32)j & 31u);
+    }
+    int left = n_slots - first;
+    return left >= 32 ? seen : seen & ((1u << left) - 1);
+}
+
+__device__ __forceinline__ u32 finite_or_zero(u32 pair) {
+    if ((pair & 0x7f80u) == 0x7f80u) pair &= 0xffff0000u;
+    if ((pair & 0x7f800000u) == 0x7f800000u) pair &= 0x0000ffffu;
+    return pair;
+}
+
+// In the warp's 128 columns: 0 for what is not finite, and in rows from n_valid on.
+__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid) {
+    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+#pragma unroll 4
+    for (int row = lane >> 4; row < KEYS; row += 2, at += 2 * ROW_BYTES) {
+        u32 x[4] = {0, 0, 0, 0};
+        if (row < n_valid) read_shared(x, at);
+        write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
+                     finite_or_zero(x[3]));
+    }
+    // The next bulk copy into this stage comes after these writes.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncwarp();
+}
+
+template <int M, bool SCORES>
+__device__ __forceinline__ void attend(
+    const char* query, const char* rows, const i64* page_table, int n_pages, int page_tiles,
+    const u32* bits, int words, const i64* count, const i64* open_len_at, const i64* n_slots_at,
+    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride) {
+    constexpr int OCTETS = 2 * M;
+    typedef Shared<OCTETS> Layout;
+    constexpr int FAR = Layout::FAR_STEPS;
+    extern __shared__ __align__(1024) char memory[];
+    u32 base = shared_address(memory);
+    u32 full = base + Layout::BARRIERS_AT, empty = full + 16;
+    int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
+    int split = blockIdx.y, splits = gridDim.y;
+    int first_row = blockIdx.x * (8 * OCTETS), n_rows = n * h;
+
+    // Where a tile of the cache lies, in tiles; negative where its page is not mapped.
+    auto place = [&](int tile) {
+        u32 page = (u32)tile / (u32)page_tiles;
+        if ((int)page >= n_pages) return (i64)-1;
+        return read_now(page_table + page) * page_tiles + (tile - page * page_tiles);
+    };
+    if (threadIdx.x == 0) {
+        // A table that the kernel ahead has yet to write misleads no more than this prefetch.
+        i64 at = place(split);
+        if (at >= 0 && at < (i64)n_pages * page_tiles)
+            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
+                         "r"(TILE_BYTES));
+        barrier_init(full, 1);
+        barrier_init(full + 8, 1);
+        barrier_init(empty, WARPS);
+        barrier_init(empty + 8, WARPS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+
+    int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
+    if (first_row >= read_now(count) * h) return;  // padding, and nobody reads its results
+    int cache_tiles = (n_slots + KEYS - 1) / KEYS;
+    if (split >= cache_tiles) return;  // nor does the merge read a split without tiles
+    int n_tiles = (cache_tiles - split + splits - 1) / splits;
+
+    // Tile k of this block is tile split + k splits of the cache.
+    auto start_copy = [&](int k, i64 at) {
+        int left = n_slots - (split + k * splits) * KEYS;
+        copy_tile(base + (k & 1) * TILE_BYTES, rows + at * TILE_BYTES,
+                  left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + (k & 1) * 8);
+    };
+    i64 next_place = 0;  // thread 0: of the next tile to copy
+    if (threadIdx.x == 0) {
+        i64 second = n_tiles > 1 ? place(split + splits) : 0;
+        start_copy(0, place(split));
+        if (n_tiles > 1) start_copy(1, second);
+        if (n_tiles > 2) next_place = place(split + 2 * splits);
+    }
+
+    u32 q[STEPS][M][4];
+    load_query<M>(q, query, first_row, n_rows, warp, lane);
+    u32 far_at = base + Layout::FAR_AT + warp * (FAR * M * 512) + lane * 16;
+#pragma unroll
+    for (int i = 0; i < FAR * M; ++i) {
+        const u32(&x)[4] = q[STEPS - FAR + i / M][i % M];
+        write_shared(far_at + i * 512, x[0], x[1], x[2], x[3]);
+    }
+    float o[M][COLUMN_TILES][4];
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int t = 0; t < COLUMN_TILES; ++t)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[m][t][e] = 0.f;
+    float reference = NEG_INF, norm = 0.f;  // of row lane / 4 of octet `warp`
+    float scale2 = scale * 1.4426950408889634f;
+    __syncthreads();  // the barriers are set up
+
+    // ldmatrix addresses inside a tile. Keys: matrices (keys 0-7, k 0-7), (keys 0-7, k 8-15), (keys
+    // 8-15, ...). Values: (keys 0-7, columns 0-7), (keys 8-15, columns 0-7), (..., columns 8-15).
+    u32 key_at[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        int chunk = 2 * ((warp + j) & 3) + ((lane >> 3) & 1);
+        key_at[j] = ((lane & 7) + (lane >> 4) * 8) * ROW_BYTES + (2 * warp + ((warp + j) >> 2)) * 128 +
+                    (chunk ^ (lane & 7)) * 16;
+    }
+    u32 value_at = (lane & 15) * ROW_BYTES + warp * 256 + (((lane >> 4) ^ (lane & 7)) * 16);
+    u32 partials = base + PARTIALS_AT + lane * 16, p_at = base + Layout::P_AT + lane * 16;
+    u32 alpha_at = base + Layout::ALPHA_AT + (lane >> 2) * 16, moved_at = base + Layout::MOVED_AT;
+    constexpr int OWN = OCTETS - 1;  // mask: this warp's first octet is warp & OWN
+
+#pragma unroll 1
+    for (int k = 0; k < n_tiles; ++k) {
+        u32 tile = base + (k & 1) * TILE_BYTES;
+        float s[M][4][4];  // [16 rows][8 keys]
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int t = 0; t < 4; ++t)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[m][t][e] = 0.f;
+        barrier_wait(full + (k & 1) * 8, (k >> 1) & 1);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            u32 low[4], high[4];
+            load_matrices(low, tile + key_at[step & 3] + (step >> 2) * 128);
+            load_matrices(high, tile + key_at[step & 3] + (step >> 2) * 128 + HALF_TILE);
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+                if (step >= STEPS - FAR)
+                    read_shared(q[step][m], far_at + ((step - STEPS + FAR) * M + m) * 512);
+                mma(s[m][0], q[step][m], low[0], low[1]);
+                mma(s[m][1], q[step][m], low[2], low[3]);
+                mma(s[m][2], q[step][m], high[0], high[1]);
+                mma(s[m][3], q[step][m], high[2], high[3]);
+            }
+            // The other stage is free once every warp has left the tile before this one.
+            if (step == 2 && warp == 0 && k >= 1 && k + 1 < n_tiles) {
+                barrier_wait(empty + ((k + 1) & 1) * 8, ((k - 1) >> 1) & 1);
+                if (lane == 0) {
+                    start_copy(k + 1, next_place);
+                    if (k + 2 < n_tiles) next_place = place(split + (k + 2) * splits);
+                }
+            }
+        }
+
+        // Octet o of this warp belongs to warp o ^ (warp & OWN); the slot says whose quarter it is.
+#pragma unroll
+        for (int oct = 0; oct < OCTETS; ++oct) {
+            int to = oct ^ (warp & OWN);
+            int slot = oct - 1 + (M == 2 ? 0 : warp & 2);
+            if (slot < 0) continue;
+            u32 at = partials + (to * 3 + slot) * 1024;
+            const float(&x)[4][4] = s[oct >> 1];
+            int e = 2 * (oct & 1);
+            write_shared(at, x[0][e], x[0][e + 1], x[1][e], x[1][e + 1]);
+            write_shared(at + 512, x[2][e], x[2][e + 1], x[3][e], x[3][e + 1]);
+        }
+        int first = (split + k * splits) * KEYS;
+        bool masked = first + KEYS > open_len;
+        __syncthreads();
+        if (masked) clean_values(tile, warp, lane, n_slots - first);
+
+        u32 p[OCTETS][4];  // [octet of this warp][8 keys]: two probabilities each
+        if (warp < OCTETS) {
+            float x[8];
+            u32 from = partials + warp * 3072;
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float a[4], b[4], c[4];
+                read_shared(a, from + half * 512);
+                read_shared(b, from + 1024 + half * 512);
+                read_shared(c, from + 2048 + half * 512);
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    x[4 * half + e] =
+                        (s[0][2 * half + (e >> 1)][e & 1] + a[e]) + (b[e] + c[e]);
+            }
+            if (masked || SCORES) {
+                int row = first_row + warp * 8 + (lane >> 2);
+                u32 seen = 0;
+                if (row < n_rows)
+                    seen = visible_slots(bits, words, row / h, first, open_len, n_slots);
+                seen >>= 2 * (lane & 3);
+#pragma unroll
+                for (int e = 0; e < 8; ++e) {
+                    bool visible = (seen >> ((e >> 1) * 8 + (e & 1))) & 1;
+                    if (SCORES && visible)
+                        scores[(i64)row * score_stride + first + (e >> 1) * 8 + 2 * (lane & 3) + (e & 1)] =
+                            x[e] * scale;
+                    if (!visible) x[e] = NEG_INF;
+                }
+            }
+            float top = fmaxf(fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])),
+                              fmaxf(fmaxf(x[4], x[5]), fmaxf(x[6], x[7])));
+            top *= scale2;
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            bool moves = top > reference + SLACK;
+            float alpha = moves ? exp2_fast(reference - top) : 1.f;
+            reference = moves ? top : reference;
+            float shift = reference == NEG_INF ? 0.f : reference;
+            float sum = 0.f;
+#pragma unroll
+            for (int e = 0; e < 8; ++e) {
+                x[e] = exp2_fast(fmaf(x[e], scale2, -shift));
+                sum += x[e];
+            }
+            norm = fmaf(norm, alpha, sum);
+#pragma unroll
+            for (int t = 0; t < 4; ++t) p[0][t] = pack_bf16(x[2 * t], x[2 * t + 1]);
+            write_shared(p_at + warp * 512, p[0][0], p[0][1], p[0][2], p[0][3]);
+            u32 moved = __any_sync(~0u, moves);
+            if ((lane & 3) == 0)
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(alpha_at + warp * 4), "f"(alpha)
+                             : "memory");
+            if (lane == 0)
+                asm volatile("st.shared.u32 [%0], %1;" ::"r"(moved_at + warp * 4), "r"(moved)
+                             : "memory");
+        }
+        __syncthreads();
+        u32 moved[4];
+        read_shared(moved, moved_at);
+#pragma unroll
+        for (int oct = M == 2 ? 1 : 0; oct < OCTETS; ++oct)
+            read_shared(p[oct], p_at + (oct ^ (warp & OWN)) * 512);
+        if (moved[0] | moved[1] | (OCTETS == 4 ? moved[2] | moved[3] : 0u)) {
+#pragma unroll
+            for (int oct = 0; oct < OCTETS; ++oct) {
+                float alpha = read_shared(alpha_at + (oct ^ (warp & OWN)) * 4);
+#pragma unroll
+                for (int t = 0; t < COLUMN_TILES; ++t) {
+                    o[oct >> 1][t][2 * (oct & 1)] *= alpha;
+                    o[oct >> 1][t][2 * (oct & 1) + 1] *= alpha;
+                }
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            u32 a[M][4];
+#pragma unroll
+            for (int m = 0; m < M; ++m)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) a[m][e] = p[2 * m + (e & 1)][2 * step + (e >> 1)];
+#pragma unroll
+            for (int t = 0; t < COLUMN_TILES / 2; ++t) {
+                u32 v[4];
+                load_transposed(v, ((tile + value_at) ^ ((t & 3) * 32)) + (t >> 2) * 128 +
+                                       step * HALF_TILE);
+#pragma unroll
+                for (int m = 0; m < M; ++m) {
+                    mma(o[m][2 * t], a[m], v[0], v[1]);
+                    mma(o[m][2 * t + 1], a[m], v[2], v[3]);
+                }
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
+    }
+
+    // Partial results. Columns lie as the fragments do: 16 t + 4 q + e holds column 16 t + 2 q + (e & 1)
+    // + 8 (e >> 1).
+#pragma unroll
+    for (int oct = 0; oct < OCTETS; ++oct) {
+        int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
+        if (row >= n_rows) continue;
+        float* at = acc + ((i64)split * n_rows + row) * LATENT + warp * 128 + (lane & 3) * 4;
+#pragma unroll
+        for (int t = 0; t < COLUMN_TILES / 2; ++t) {
+            const float(&x)[4] = o[oct >> 1][2 * t];
+            const float(&y)[4] = o[oct >> 1][2 * t + 1];
+            int e = 2 * (oct & 1);
+            asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at + 16 * t), "f"(x[e]),
+                         "f"(x[e + 1]), "f"(y[e]), "f"(y[e + 1])
+                         : "memory");
+        }
+    }
+    if (warp < OCTETS) {
+        norm += __shfl_xor_sync(~0u, norm, 1);
+        norm += __shfl_xor_sync(~0u, norm, 2);
+        int row = first_row + warp * 8 + (lane >> 2);
+        if ((lane & 3) == 0 && row < n_rows) {
+            float* at = stats + ((i64)row * splits + split) * 2;
+            at[0] = reference;
+            at[1] = norm;
+        }
+    }
+}
+
+}  // namespace
+
+#define VERIFY_ATTN(NAME, M, SCORES)                                                              \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME(                                    \
+        const char* query,      /* [n, h, 576] bfloat16 */                                        \
+        const char* rows,       /* [physical rows, 576] bfloat16, swizzled: this layer's */       \
+        const i64* page_table,  /* [n_pages] */                                                   \
+        const u32* bits,        /* [n, words] */                                                  \
+        const i64* count,       /* [1] rows of the tree that count */                             \
+        const i64* open_len,    /* [1] */                                                         \
+        const i64* n_slots,     /* [1] */                                                         \
+        float* acc,             /* [splits, n h, 512], columns in the order of the fragments */   \
+        float* stats,           /* [n h, splits, 2] reference exponent, sum of 2^(score - it) */  \
+        float* scores,          /* [n, h, score_stride] or null */                                \
+        i64 score_stride, float scale,  /* positive */                                            \
+        int n_pages, int page_tiles,    /* tiles a page */                                        \
+        int words, int n, int h) {                                                                \
+        attend<M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words, count,        \
+                          open_len, n_slots, n, h, scale, acc, stats, scores, score_stride);      \
+    }
+
+VERIFY_ATTN(verify_attn_mma_32, 2, false)
+VERIFY_ATTN(verify_attn_mma_16, 1, false)
+VERIFY_ATTN(verify_attn_mma_32_scores, 2, true)
+VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
+
+// The splits' softmax as one. Warp w of a block takes the splits w, w + 8, ..., ascending; the eight
+// sums are added in the order of the warps.
+// grid (n h, 4 chunks of 128 columns)   block 256   shared memory 4.2 KB
+extern "C" __global__ void __launch_bounds__(256) verify_attn_mma_merge(
+    const float* acc,      // [splits, n h, 512]
+    const float* stats,    // [n h, splits, 2]
+    const i64* count,      // [1]
+    const i64* n_slots,    // [1]
+    real* out,             // [n, h, 512]
+    int splits, int n, int h) {
+    constexpr int MERGERS = 8;
+    __shared__ float4 sums[MERGERS][32];
+    __shared__ float norms[MERGERS];
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int row = blockIdx.x, n_rows = n * h;
+    // These two were written before the splits began, and the splits let this kernel start only
+    // after they had waited for that.
+    i64 n_tiles = (*n_slots + KEYS - 1) / KEYS;
+    bool padding = row >= *count * h;
+    int used = n_tiles < splits ? (int)n_tiles : splits;
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    if (padding) return;
+
+    const float2* stat = (const float2*)stats + (i64)row * splits;
+    const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + blockIdx.y * 32 + lane;
+    i64 stride = (i64)n_rows * (LATENT / 4);
+    float top = NEG_INF;
+    for (int i = lane; i < used; i += 32) top = fmaxf(top, stat[i].x);
+    top = warp_max(top);
+    float4 sum = {0.f, 0.f, 0.f, 0.f};
+    float norm = 0.f;
+#pragma unroll 4
+    for (int i = warp; i < used; i += MERGERS) {
+        float2 its = stat[i];
+        float4 x = from[i * stride];
+        float weight = exp2_fast(its.x - top);
+        norm = fmaf(weight, its.y, norm);
+        sum.x = fmaf(weight, x.x, sum.x);
+        sum.y = fmaf(weight, x.y, sum.y);
+        sum.z = fmaf(weight, x.z, sum.z);
+        sum.w = fmaf(weight, x.w, sum.w);
+    }
+    sums[warp][lane] = sum;
+    if (lane == 0) norms[warp] = norm;
+    __syncthreads();
+    if (warp) return;
+    for (int i = 1; i < MERGERS; ++i) {
+        float4 x = sums[i][lane];
+        sum.x += x.x;
+        sum.y += x.y;
+        sum.z += x.z;
+        sum.w += x.w;
+        norm += norms[i];
+    }
+    int column = blockIdx.y * 128 + (lane >> 2) * 16 + (lane & 3) * 2;
+    u32* to = (u32*)(out + (i64)row * LATENT + column);
+    to[0] = pack_bf16(sum.x / norm, sum.y / norm);
+    to[4] = pack_bf16(sum.z / norm, sum.w / norm);
+}
