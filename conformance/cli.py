@@ -8,6 +8,7 @@ option).
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import shutil
@@ -24,7 +25,7 @@ from rich.console import Console
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODE
-from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.engine_loader import load_engine, option_names
 from kdtr.conformance.engine_options import engine_options
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
@@ -46,6 +47,8 @@ from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
 VERBS = "kdtr.verbs"
+# A closed pipe, a full disk, a quota, a limit of size: no reading ends so.
+_OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,9 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(args.command(args))
         sys.stdout.flush()
         return code
-    except OSError as error:  # a closed pipe, a full disk: no verdict was delivered
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python fails again on exit
-        print(f"kdtr: cannot write the output: {error.strerror or error}", file=sys.stderr)
+    except OSError as error:  # no verdict was delivered
+        text = f"{type(error).__name__}: {error}"  # of a file that is read, or of the machine
+        if error.filename is None and error.errno in _OF_WRITING:
+            text = f"cannot write the output: {error.strerror}"
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python fails again on exit
+        print(f"kdtr: {text}", file=sys.stderr)
         return REFUSED
     except KdtrError as error:
         print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
@@ -211,7 +217,8 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             command=_command(),
             xray=not (args.case or args.mode or args.until),
         )
-    print_report(console, info, result, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    print_report(console, info, result, seconds, option_names(args.engine))
     return PASSED if result.passed else FAILED
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 
 from kdtr.conformance.diff_bundles import BundleDifference, diff_bundles
-from kdtr.conformance.inspect_bundle import printable
 from kdtr.conformance.inspect_bundle_cli import show
+from kdtr.conformance.plain_text import printable
 from kdtr.kdtr_format import Bundle
 
 _SHOWN = 20  # lines of metadata

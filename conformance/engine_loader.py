@@ -56,6 +56,12 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     return checked
 
 
+def option_names(name: str) -> frozenset[str]:
+    """The options that a loaded engine's factory names; empty where it names none."""
+    known = None if name.startswith(STDIO) else _named_options(_factory(name))
+    return frozenset(known or ())
+
+
 def _factory(name: str) -> Any:
     module_name, colon, attribute = name.partition(":")
     if not colon:
@@ -97,19 +103,26 @@ def _not_found(module_name: str, error: ModuleNotFoundError) -> str:
 
 def _check_options(name: str, factory: Any, options: Mapping[str, Any]) -> None:
     """Refuse keywords that the factory does not take, where it says which it takes."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # no signature to read: the call itself will tell
+    known = _named_options(factory)
+    if known is None:  # the call itself will tell
         return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
-    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     unknown = [key for key in options if key not in known]
     if unknown:
         raise EngineError(
             f"engine {name}: the factory has no option {', '.join(unknown)}; expected "
             + (f"some of {', '.join(known)}" if known else "none, it takes no options")
         )
+
+
+def _named_options(factory: Any) -> list[str] | None:
+    """Keywords that the factory takes; None where it takes any, or does not say."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _entry_point(name: str) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from kdtr.conformance.diagnosis_scene import Hint
+from kdtr.conformance.drawing import Drawing
+from kdtr.conformance.plain_text import entry
 from kdtr.contract import rule
 
 
@@ -48,6 +49,8 @@ class Finding:
     next_step  what to show next, where the engine shows too little to tell the cause
     reproduce  the command that shows this finding alone
     n_rows     rows fed to the engine up to there: findings are told in this order
+    blame      whose fault it must be, where a smoke case says so (smoke.py)
+    drawing    the round as a picture, where it was driven; no part of what makes findings equal
     """
 
     verdict: Verdict
@@ -62,45 +65,49 @@ class Finding:
     next_step: str = ""
     reproduce: str = ""
     n_rows: int = 0
+    blame: str = ""
+    drawing: Drawing | None = field(default=None, compare=False, repr=False)
 
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
         """The finding as text, without colour; of the rules in `told`, the ids alone."""
+        text = self.what_lines(width) + self.rule_lines(width, told)
+        for hint in self.looks_like:
+            text += entry("looks like", str(hint), width)
+        return text + self.then_lines(width)
+
+    def what_lines(self, width: int) -> list[str]:
+        """What differs, where, and the picture of it."""
         place = self.place
         head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
         text = [f"{head}: {self.stage}: {self.summary}"]
+        if self.blame:
+            text += entry("blame", self.blame, width)
         if self.where:
             text.append(f"  at        {self.where}")
         if self.expected:
             text.append(f"  expected  {self.expected}")
         if self.actual:
             text.append(f"  actual    {self.actual}")
+        return text + (self.drawing.lines(width) if self.drawing is not None else [])
+
+    def rule_lines(self, width: int, told: Iterable[str]) -> list[str]:
+        """The sentences of the rules; of those in `told`, the ids alone."""
+        text: list[str] = []
         above = set(told)
         for rule_id in self.rules:
             if rule_id not in above:
-                text += _entry(rule_id, rule(rule_id), width)
+                text += entry(rule_id, rule(rule_id), width)
         again = [rule_id for rule_id in self.rules if rule_id in above]
         if again:
-            text += _entry("breaks" if again == [*self.rules] else "also", ", ".join(again), width)
-        for hint in self.looks_like:
-            text += _entry("looks like", str(hint), width)
-        if self.next_step:
-            text += _entry("next", self.next_step, width)
+            text += entry("breaks" if again == [*self.rules] else "also", ", ".join(again), width)
+        return text
+
+    def then_lines(self, width: int) -> list[str]:
+        """What to do next, and how to see it again."""
+        text = entry("next", self.next_step, width) if self.next_step else []
         if self.reproduce:
             text.append(f"  again     {self.reproduce}")  # one line, to be copied
         return text
-
-
-def _entry(label: str, sentence: str, width: int) -> list[str]:
-    """A label and a sentence beside it, wrapped to the width."""
-    head = f"  {label:<9} "
-    return textwrap.wrap(
-        sentence,
-        width,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 @dataclass(slots=True)
@@ -111,6 +118,8 @@ class CaseResult:
     excused_rows  rows that a near tie of experts moved, and that were not judged from there on
     unshown    stages that the engine does not show: unsupported, never passed
     blocked    points not reached, because of the first finding
+    blocked_by what found the fault that blocks the whole case: "ar / stepwise"
+    branched   of such a case: whether it has branches, which the one that blocks it has not
     """
 
     bundle: str
@@ -122,6 +131,8 @@ class CaseResult:
     rows: int = 0
     headroom: float | None = None
     blocked: int = 0
+    blocked_by: str = ""
+    branched: bool = False
     excused_rows: int = 0
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)

@@ -11,12 +11,14 @@ from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
+from kdtr.conformance.drawing_sight import Sight
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import NoiseFloor
 from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.smoke import Smoke, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
@@ -130,7 +132,8 @@ def _judge_bundle(
         gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
         return
     floor = NoiseFloor.of_bundle(bundle, info.profile)
-    for case in bundle.cases:
+    smoke = Smoke(name)
+    for case in smoke_first(bundle.cases):
         if not selection.takes(case.inputs):
             continue
         noise = floor.case(case)
@@ -139,16 +142,26 @@ def _judge_bundle(
                 continue
             if not mode.traces and not info.stages:  # every mode runs it as it ships
                 continue
-            progress(f"{case.inputs.alias} / {mode.name}")
-            result = judge_case(
-                name, model, info, bundle.config, case, noise, mode, selection.until
-            )
-            result.findings = [placed(finding, info, case) for finding in result.findings]
+            result = smoke.blocked(case.inputs, mode.name)
+            if result is None:
+                progress(f"{case.inputs.alias} / {mode.name}")
+                sight = Sight()
+                watched = sight.watching(mode)
+                result = judge_case(
+                    name, model, info, bundle.config, case, noise, watched, selection.until
+                )
+                result.findings = [
+                    sight.drawn(placed(finding, info, case), case) for finding in result.findings
+                ]
+                smoke.saw(case.inputs, result)
             gate.results.append(result)
     script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
     if script is not None and selection.takes_script():
-        progress(f"{CASE} / {SCRIPT}")
-        gate.results.append(judge_state(name, model, info, bundle.config, script))
+        result = smoke.blocked_script()
+        if result is None:
+            progress(f"{CASE} / {SCRIPT}")
+            result = judge_state(name, model, info, bundle.config, script)
+        gate.results.append(result)
     try:
         model.close()
     except RAISED as error:

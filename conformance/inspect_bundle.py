@@ -7,7 +7,7 @@ sequence. A line is meant for 80 columns and only longer where a name or a deep 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from textwrap import wrap
@@ -17,18 +17,15 @@ import numpy as np
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
 from kdtr.conformance.case_index import PRECISIONS, Point, case_points, node_depths, stage
-from kdtr.contract import NO_LIMIT, DraftTree, EmitLimit, ModelConfig
+from kdtr.conformance.drawing_tree import tree_lines
+from kdtr.conformance.plain_text import printable, table
+from kdtr.contract import NO_LIMIT, EmitLimit, ModelConfig
 from kdtr.kdtr_format import Bundle, Entry
 from kdtr.kdtr_format.layout import HEADER, HEADER_SIZE, Header
 
 WIDTH = 80
 _METADATA_LINES = 200
 _TOKENS = 64  # of a prompt chunk that are shown
-
-
-def printable(text: object) -> str:
-    """The text with everything a terminal might act on escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def wrapped(label: str, text: str, indent: int = 0) -> list[str]:
@@ -106,20 +103,7 @@ def _case_table(cases: Sequence[GoldenCase]) -> list[str]:
         inputs = case.inputs
         sizes = (str(len(inputs.chunks)), str(len(inputs.rounds)))
         rows.append((inputs.alias, inputs.case_id, inputs.level, *sizes, *thin))
-    return _table(rows, numbers=range(3, 7))
-
-
-def _table(rows: Sequence[Sequence[str]], numbers: Iterable[int]) -> list[str]:
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    right = set(numbers)
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if i in right else f"{cell:<{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return table(rows, numbers=range(3, 7))
 
 
 # Cases
@@ -172,8 +156,13 @@ def _round_lines(case: GoldenCase, point: Point) -> Iterator[str]:
     )
     if entry.limit != NO_LIMIT:
         yield from wrapped("limit", _limit(entry.limit), indent=4)
-    positions, targets = (stage(found, name).tolist() for name in ("positions", "targets"))
-    for line in tree_lines(entry.tree, positions, targets, point.path):
+    columns = {
+        "position": stage(found, "positions").tolist(),
+        "depth": node_depths(entry.tree),
+        "target": stage(found, "targets").tolist(),
+        "token": entry.tree.tokens,
+    }
+    for line in tree_lines(entry.tree.parents, point.path, columns):
         yield "    " + line
     path = "-".join(map(str, point.path))
     yield from wrapped("accept_len", f"{point.accept_len} (path {path})", indent=4)
@@ -199,35 +188,6 @@ def _margin_lines(point: Point) -> list[str]:
     return wrapped("margin", ", ".join(parts), indent=4)
 
 
-def tree_lines(
-    tree: DraftTree, positions: Sequence[int], targets: Sequence[int], path: Sequence[int]
-) -> list[str]:
-    """A line per node, in depth-first order, siblings by node id; * marks the accepted path.
-
-    Only siblings are drawn as branches: an only child stands straight below its parent, so that a
-    chain stays narrow however long it is.
-    """
-    children: list[list[int]] = [[] for _ in tree.parents]
-    for node, parent in enumerate(tree.parents[1:], start=1):
-        children[parent].append(node)
-    depths, kept = node_depths(tree), set(path)
-    rows: list[tuple[str, ...]] = [("", "position", "depth", "target", "token", "node")]
-    stack = [(0, "", "")]
-    while stack:
-        node, branch, below = stack.pop()
-        numbers = (positions[node], depths[node], targets[node], tree.tokens[node])
-        rows.append(("*" if node in kept else "", *map(str, numbers), f"{branch}{node}"))
-        for i, child in reversed(list(enumerate(children[node]))):
-            is_last = i == len(children[node]) - 1
-            if len(children[node]) == 1:
-                stack.append((child, below, below))
-            elif is_last:
-                stack.append((child, below + "└ ", below + "  "))
-            else:
-                stack.append((child, below + "├ ", below + "│ "))
-    return _table(rows, numbers=range(1, 5))
-
-
 # Tensors
 
 
@@ -235,7 +195,7 @@ def entry_lines(entries: Sequence[Entry]) -> list[str]:
     """A line per tensor. The name comes last, and whole: it is what one copies."""
     rows = [("dtype", "shape", "bytes", "crc", "name")]
     rows += [(e.dtype, str(list(e.shape)), str(e.n_bytes), f"{e.crc:08x}", e.name) for e in entries]
-    return ["", *_table(rows, numbers=(2,))]
+    return ["", *table(rows, numbers=(2,))]
 
 
 def tensor_lines(entry: Entry, array: np.ndarray) -> list[str]:

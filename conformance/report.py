@@ -2,64 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from kdtr.conformance.drive import MODE
-from kdtr.conformance.finding import CaseResult, Finding, Verdict
+from kdtr.conformance.finding import CaseResult, Verdict
+from kdtr.conformance.finding_groups import grouped
 from kdtr.conformance.gate import GateResult
-from kdtr.conformance.state_script import SCRIPT
+from kdtr.conformance.plain_text import engine_name
+from kdtr.conformance.report_experiments import Bench
+from kdtr.conformance.report_group import group_lines
+from kdtr.conformance.report_table import below_the_table, case_table, points
 from kdtr.conformance.unshown import unshown_lines
+from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import EngineInfo
 
-_STYLE = {
-    Verdict.PASS: "green",
-    Verdict.NEAR_TIE: "yellow",
-    Verdict.BLOCKED: "dim",
-    Verdict.UNSUPPORTED: "dim",
-    Verdict.FAIL: "bold red",
-    Verdict.ERROR: "bold red",
-}
 
+def print_report(
+    console: Console,
+    info: EngineInfo,
+    gate: GateResult,
+    seconds: float,
+    options: frozenset[str] = frozenset(),
+) -> None:
+    """Everything about a run. Plain text where the console is no terminal.
 
-def print_report(console: Console, info: EngineInfo, gate: GateResult, seconds: float) -> None:
-    """Everything about a run. Plain text where the console is no terminal."""
+    options  of the engine's factory, as far as it names them: what can be experimented with
+    """
     profile = info.profile
     console.print(
-        f"{info.name} {info.version} on {info.device}: weights {profile.weights}, latents "
-        f"{profile.latents}, accumulation {profile.accumulation}",
+        Text(
+            f"{engine_name(info)}: weights {profile.weights}, latents {profile.latents}, "
+            f"accumulation {profile.accumulation}"
+        ),
         soft_wrap=True,
     )
-    if gate.results:
-        console.print(_table(gate.results))
-    for line in _below_the_table(gate.results):
+    golden = [result for result in gate.results if result.mode != XRAY]
+    if golden:
+        console.print(case_table(golden))
+    for line in below_the_table(gate.results, console.width):
         console.print(Text(line))
+    bench = Bench(info, options, gate.results)
     told: set[str] = set()
-    for finding in in_order(gate.findings):
+    for group in grouped(gate.findings):
         console.print()
-        for line in finding.lines(console.width, told):
-            console.print(Text(line), soft_wrap=True)
-        told.update(finding.rules)
+        for line in group_lines(group, bench, console.width, told):
+            console.print(Text(line, style=_line_style(line)), soft_wrap=True)
+        told.update(group.first.rules)
     for line in (*_on_the_profile(gate.results), *_not_shown(gate.results)):
         console.print(Text(line))
     console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """What failed before near ties, and the earliest point of the simplest case first.
-
-    Numbers come before the script: a session with wrong numbers may fail both.
-    """
-
-    def place(one: Finding) -> tuple[bool, bool, int]:
-        return not one.verdict.is_bad, one.place.mode == SCRIPT, one.n_rows
-
-    return sorted(findings, key=place)
+def _line_style(line: str) -> str:
+    """Rows of a picture that are wrong, and the head of a finding, stand out where colours are."""
+    is_head = line.startswith(("FAIL  ", "ERROR  "))
+    return "bold red" if is_head or line.lstrip().startswith(">") else ""
 
 
 def closing_line(gate: GateResult, seconds: float) -> str:
@@ -76,83 +75,11 @@ def closing_line(gate: GateResult, seconds: float) -> str:
         verdict = "FAILED: nothing was compared"
     else:
         verdict = "FAILED"
-    not_reached = f"{_points(by_ties)} not reached because of near ties; " if by_ties else ""
+    not_reached = f"{points(by_ties)} not reached because of near ties; " if by_ties else ""
     return (
         f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
         f"{rows} rows in {seconds:.1f} s"
     )
-
-
-def _points(n: int) -> str:
-    return f"{n} point{'' if n == 1 else 's'}"
-
-
-def _table(results: list[CaseResult]) -> Table:
-    """A line per case, a column per mode; without rulers, so that it fits in 80 columns."""
-    modes = _modes(results)
-    pad = 1 if len(modes) <= 5 else 0
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, pad, 0, 0))
-    table.add_column("case", overflow="fold")
-    for mode in modes:
-        table.add_column(mode, min_width=len(mode))
-    table.add_column("compared", justify="right", no_wrap=True)
-    table.add_column("error/bound", justify="right", no_wrap=True)
-    by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
-    for result in results:
-        by_case.setdefault((result.bundle, result.case), {})[result.mode] = result
-    bundle = None
-    for (of_bundle, case), by_mode in by_case.items():
-        if of_bundle != bundle and len({result.bundle for result in results}) > 1:
-            table.add_section()
-            table.add_row(Text(Path(of_bundle).name, style="bold"))
-        bundle = of_bundle
-        headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
-        table.add_row(
-            case,
-            *(_cell(by_mode.get(mode)) for mode in modes),
-            str(sum(result.comparisons for result in by_mode.values())),
-            f"{max(headrooms):.2g}" if headrooms else "",
-        )
-    return table
-
-
-def _modes(results: list[CaseResult]) -> list[str]:
-    """Those that ran, in the order of MODES; then `load` and `close`, where a model failed."""
-    ran = dict.fromkeys(result.mode for result in results)
-    return [mode for mode in MODE if mode in ran] + [mode for mode in ran if mode not in MODE]
-
-
-def _cell(result: CaseResult | None) -> Text:
-    if result is None:
-        return Text("")
-    text = "-" if result.verdict is Verdict.UNSUPPORTED else result.verdict.value
-    return Text(text, style=_STYLE[result.verdict])
-
-
-def _below_the_table(results: list[CaseResult]) -> Iterator[str]:
-    """What its marks mean, where they occur."""
-    cases: dict[tuple[str, ...], list[str]] = {}  # by what they need, beyond what their mode needs
-    for mode in _modes(results):
-        of_mode = [result for result in results if result.mode == mode]
-        unsupported = [result for result in of_mode if result.verdict is Verdict.UNSUPPORTED]
-        common: set[str] = set()
-        if len(unsupported) == len(of_mode):
-            common = set.intersection(*(result.unshown for result in unsupported))
-        if common:
-            yield f"{mode}: not offered, needs {', '.join(sorted(common))}"
-        for result in unsupported:
-            if result.unshown - common:
-                needed = cases.setdefault(tuple(sorted(result.unshown - common)), [])
-                needed.append(result.case)
-    for verbs, names in cases.items():
-        yield f"{', '.join(dict.fromkeys(names))}: not offered, needs {', '.join(verbs)}"
-    scripts = [r for r in results if r.mode == SCRIPT and r.verdict is not Verdict.UNSUPPORTED]
-    left_out = sorted({verb for result in scripts for verb in result.unshown})
-    if left_out:
-        yield f"{SCRIPT}: without the checks that need {', '.join(left_out)}"
-    blocked = sum(result.blocked for result in results)
-    if blocked:
-        yield f"{_points(blocked)} blocked: not reached, because a finding ends its case"
 
 
 _IDLE = 2.0**-7  # of a bound: the next finer dtype of storage is 8 times finer, float32 65,536

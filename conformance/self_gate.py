@@ -87,6 +87,7 @@ def run_self(
             result = CaseResult(request.source, name, SELF)
             if blocked_by or noise is None:
                 result.verdict, result.blocked = Verdict.BLOCKED, 1
+                result.blocked_by = blocked_by
             else:
                 _run(result, Bench(model, noise, request.seed), check)
                 blocked_by = name if result.verdict.is_bad else ""

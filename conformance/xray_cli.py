@@ -17,6 +17,7 @@ from rich.text import Text
 
 from kdtr.conformance.engine_loader import load_engine
 from kdtr.conformance.finding import Verdict
+from kdtr.conformance.plain_text import engine_name, printable_lines
 from kdtr.conformance.xray import DTYPES, XrayModel, XrayResult, run_xray, xray_models
 from kdtr.contract import CaseError, EngineError, EngineInfo, KdtrError
 from kdtr.kdtr_format import config_tensors, export_checkpoint, export_gguf, write_bundle
@@ -110,7 +111,7 @@ def export_models(
 
 def print_xray(console: Console, info: EngineInfo, result: XrayResult, seconds: float) -> None:
     """A table of the models, the findings, and a closing line."""
-    console.print(Text(f"{info.name} {info.version} on {info.device}"), soft_wrap=True)
+    console.print(Text(engine_name(info)), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("model", "verdict"):
         table.add_column(name)
@@ -133,7 +134,7 @@ def print_xray(console: Console, info: EngineInfo, result: XrayResult, seconds: 
     told: set[str] = set()
     for finding in result.findings:
         console.print()
-        for line in finding.lines(console.width, told):
+        for line in printable_lines(finding.lines(console.width, told)):
             console.print(Text(line), soft_wrap=True)
         told.update(finding.rules)
     verdict = "passed" if result.passed else "FAILED"

@@ -30,9 +30,13 @@ def xray_results(
     progress: Callable[[str], None],
 ) -> list[CaseResult]:
     """Ask and judge, but where an earlier finding names a stage of the forward."""
-    if any(_names_a_cause(finding) for finding in earlier):
-        names = [model.name for model in xray_models()]
-        return [CaseResult(XRAY, name, XRAY, Verdict.BLOCKED, blocked=1) for name in names]
+    cause = next((finding for finding in earlier if _names_a_cause(finding)), None)
+    if cause is not None:
+        by = f"{cause.place.case} / {cause.place.mode}: {cause.stage}"
+        return [
+            CaseResult(XRAY, model.name, XRAY, Verdict.BLOCKED, blocked=1, blocked_by=by)
+            for model in xray_models()
+        ]
     try:
         result = run_xray(engine, progress=lambda name: progress(f"{XRAY} / {name}"))
     except UnsupportedError:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kdtr.conformance import load_engine
-from kdtr.contract import VERBS, EngineError, EngineInfo, NumericProfile, UnsupportedError
+from kdtr.contract import VERBS, EngineError, EngineInfo, NumericProfile
 
 INFO = EngineInfo("n", "v", "cpu", NumericProfile(), frozenset({"verify"}), frozenset({"mask"}))
 DTYPES = "float64, float32, float16, bfloat16"
@@ -151,7 +151,7 @@ def test_a_factory_that_raises(
 
 def test_an_option_that_the_factory_does_not_know() -> None:
     assert (
-        "engine host: the factory has no option paeg_size; expected some of kernels, dtype, "
+        "engine host: the factory has no option paeg_size; expected some of dtype, "
         "summation, summation_seed, page_size, split_size"
     ) == refusal("host", paeg_size=3)
 

@@ -286,7 +286,9 @@ def test_sessions_and_model_are_closed_and_progress_is_told(small: Path) -> None
     )
 
     assert ["session"] * 9 + ["model"] == closed
-    assert ["y / stepwise", "y / round", "y / shipped", "y / forward"] == told[:4]
+    modes = ("stepwise", "round", "shipped", "decode", "forward")
+    assert [f"ar / {mode}" for mode in modes] == told[:5]  # plain decoding first: it is smoke
+    assert [f"y / {mode}" for mode in modes if mode != "decode"] == told[5:]
 
 
 def test_a_whole_run_ends_with_the_script_of_each_bundle(small: Path) -> None:

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kdtr.conformance.inspect_bundle import WIDTH, config_lines, tree_lines
-from kdtr.contract import DraftTree, ModelConfig
+from kdtr.conformance.inspect_bundle import WIDTH, config_lines
+from kdtr.contract import ModelConfig
 from kdtr.kdtr_format import Bundle, write_bundle
 
 Kdtr = Callable[..., SimpleNamespace]
@@ -172,39 +172,6 @@ def test_the_configuration_with_yarn() -> None:
 
 
 # Trees
-
-
-def test_siblings_are_branches_and_an_only_child_stands_below_its_parent() -> None:
-    tree = DraftTree((9, 1, 2, 3, 4, 5, 6), (-1, 0, 0, 1, 1, 3, 2))
-
-    lines = tree_lines(tree, (5, 6, 6, 7, 7, 8, 7), (2, 0, 6, 0, 0, 0, 1), (0, 2, 6))
-
-    assert [
-        "   position  depth  target  token  node",
-        "*         5      0       2      9  0",
-        "          6      1       0      1  ├ 1",
-        "          7      2       0      3  │ ├ 3",
-        "          8      3       0      5  │ │ 5",
-        "          7      2       0      4  │ └ 4",
-        "*         6      1       6      2  └ 2",
-        "*         7      2       1      6    6",
-    ] == lines
-
-
-@pytest.mark.parametrize("shape", ["chain", "star", "comb"])
-def test_forty_nodes_stay_within_the_width(shape: str) -> None:
-    parents = {
-        "chain": tuple(range(-1, 39)),
-        "star": (-1, *(0,) * 39),
-        "comb": (-1, *(2 * (i // 2) for i in range(39))),  # every second node branches
-    }[shape]
-    tree = DraftTree(tuple(range(163_000, 163_040)), parents)
-
-    lines = tree_lines(tree, range(131_000, 131_040), tree.tokens, (0,))
-
-    assert 41 == len(lines)
-    assert max(map(len, lines)) <= WIDTH - 4  # its indentation
-    assert sorted(range(40)) == sorted(int(line.split()[-1]) for line in lines[1:])
 
 
 # Tensors

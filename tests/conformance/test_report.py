@@ -11,8 +11,9 @@ from rich.console import Console
 
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
+from kdtr.conformance.finding_groups import in_order
 from kdtr.conformance.gate import GateResult
-from kdtr.conformance.report import closing_line, in_order, print_report
+from kdtr.conformance.report import closing_line, print_report
 from kdtr.contract import EngineInfo, NumericProfile, rule
 
 INFO = EngineInfo("mine", "1", "cpu", NumericProfile(), frozenset({"verify"}))
@@ -102,7 +103,7 @@ def test_the_earliest_point_of_the_simplest_case_comes_first() -> None:
 
 def test_a_rule_is_told_once_and_wrapped() -> None:
     first, second = finding("a", 1, "POS-1", "FWD-1"), finding("b", 2, "FWD-1", "MASK-1")
-    third = finding("c", 3, "POS-1", "FWD-1")
+    third = replace(finding("c", 3, "POS-1", "FWD-1"), stage="root")  # another fault
 
     lines = report([result("a", "round", Verdict.FAIL, findings=[third, second, first])])
 
@@ -128,6 +129,73 @@ def test_the_next_step_is_wrapped_and_the_command_is_not() -> None:
     )
     assert lines[start + 1].startswith("            ")
     assert f"  again     {command}" in lines
+
+
+# What an engine or a bundle says of itself
+
+
+def test_the_name_of_an_engine_cannot_act_on_the_terminal() -> None:
+    info = replace(INFO, name="loud\x1b[2J\r[red]" + "x" * 500, device="gpu\n:smile:")
+    out = io.StringIO()
+
+    print_report(Console(file=out, width=80, color_system=None), info, GateResult(), 1.0)
+
+    head = out.getvalue().splitlines()[0]
+    assert head.startswith("loud\\x1b[2J\\r[red]xxx")
+    assert f"{'x' * 39}... (518 characters) 1 on gpu\\n:smile:: weights float32" in head
+
+
+def test_the_text_of_a_finding_cannot_either() -> None:
+    shown = replace(finding("a\x1b[1m", 1), summary="raised ValueError: \x1b]0;x\x07\nsecond line")
+
+    lines = report([result("a\x1b[1m", "round", Verdict.FAIL, findings=[shown])])
+
+    assert not any("\x1b" in line or "\x07" in line for line in lines)
+    at = next(i for i, line in enumerate(lines) if line.startswith("FAIL  a\\x1b[1m / round"))
+    assert lines[at].endswith("raised ValueError: \\x1b]0;x\\x07")
+    assert "second line" == lines[at + 1]
+
+
+# Blocked, and the x-ray
+
+
+def test_what_blocks_whole_cases_is_named() -> None:
+    by = {"verdict": Verdict.BLOCKED, "blocked": 9, "blocked_by": "ar / round", "comparisons": 0}
+    results = [
+        result("ar", "round", Verdict.FAIL, blocked=2),
+        result("y", "round", **by),
+        result("star", "round", **by),
+    ]
+
+    lines = report(results)
+
+    assert "2 points blocked: not reached, because a finding ends its case" in lines
+    assert "2 cases blocked by ar / round" in lines
+
+
+def test_the_x_ray_models_are_told_by_verdict_below_the_table() -> None:
+    models = [
+        result("visible", "x-ray", headroom=0.25),
+        result("k2", "x-ray"),
+        result("routing", "x-ray", Verdict.FAIL),
+        result("half-split", "x-ray", Verdict.UNSUPPORTED, comparisons=0),
+    ]
+
+    lines = report([result("y", "round"), *models])
+
+    assert ["case", "round", "compared", "error/bound"] == lines[1].split()
+    assert [
+        "  x-ray     pass visible, k2; fail routing; not judged half-split; error/bound",
+        "            0.25",
+    ] == lines[4:6]
+
+
+def test_blocked_x_ray_models_are_one_line() -> None:
+    by = {"verdict": Verdict.BLOCKED, "blocked": 1, "blocked_by": "y / stepwise: mask"}
+    lines = report([result("y", "round"), *(result(name, "x-ray", **by) for name in ("a", "b"))])
+
+    assert "  x-ray     blocked by y / stepwise: mask" in lines
+    assert not any("points blocked" in line for line in lines)
 
 
 # What was not shown, and the last line

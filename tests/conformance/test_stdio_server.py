@@ -147,13 +147,19 @@ def test_the_same_findings_of_an_engine_with_a_fault(
     assert _case_summaries(expected) == _case_summaries(served)
 
 
-def test_a_process_that_dies_takes_one_case_with_it(small: Path, over_stdio: Judge) -> None:
-    result = over_stdio(FAULTY, small, fault="dies", verb="round")
+@pytest.fixture(scope="module")
+def trees(record: Callable[..., Path], small_model: SimpleNamespace) -> Path:
+    """Without plain decoding, which would block the others."""
+    return record([plan for plan in small_model.plans if plan.alias in ("y", "drafted")])
+
+
+def test_a_process_that_dies_takes_one_case_with_it(trees: Path, over_stdio: Judge) -> None:
+    result = over_stdio(FAULTY, trees, fault="dies", verb="round")
 
     by_mode: dict[str, set[str]] = {}
     for found in result.results:
         by_mode.setdefault(found.mode, set()).add(found.verdict.name)
-    assert {"PASS"} == by_mode["stepwise"] == by_mode["forward"] == by_mode["decode"]
+    assert {"PASS"} == by_mode["stepwise"] == by_mode["forward"]
     assert {"ERROR"} == by_mode["round"] == by_mode["shipped"]
     assert {"PASS"} == by_mode["script"]
     texts = set(summaries(result).values())
@@ -174,9 +180,18 @@ def test_a_process_that_hangs_takes_one_case_with_it(small: Path, over_stdio: Ju
     )
 
 
-def test_a_process_that_dies_when_it_should_refuse(small: Path, over_stdio: Judge) -> None:
+def test_a_process_that_dies_in_plain_decoding_is_told_once(small: Path, over_stdio: Judge) -> None:
+    result = over_stdio(FAULTY, small, fault="dies", verb="round")
+
+    verdicts = {(one.case, one.mode): one.verdict.name for one in result.results}
+    assert "ERROR" == verdicts["ar", "round"] == verdicts["ar", "shipped"]
+    assert "BLOCKED" == verdicts["y", "round"] == verdicts["drafted", "shipped"]
+    assert "PASS" == verdicts["y", "stepwise"] == verdicts["ar", "decode"]
+
+
+def test_a_process_that_dies_when_it_should_refuse(trees: Path, over_stdio: Judge) -> None:
     """Death is no refusal (state_script.py)."""
-    result = over_stdio(FAULTY, small, fault="dies", verb="commit")
+    result = over_stdio(FAULTY, trees, fault="dies", verb="commit")
 
     found = [finding for finding in result.findings if finding.place.point == "commit of nothing"]
     assert found[0].summary.startswith(
