@@ -66,6 +66,8 @@ class CudaLauncher:
           captured at once; None: nothing is captured
     """
 
+    row_bucket = staticmethod(row_bucket)
+
     def __init__(self, kernels: CudaKernels, warm: set[_Key] | None) -> None:
         self._kernels = kernels
         self._warm = warm
@@ -84,7 +86,7 @@ class CudaLauncher:
     ) -> Rows:
         """One copy to the device, into the inbox of the bucket; a tree is padded."""
         count = len(tokens)
-        n = count if parents is None else row_bucket(count)
+        n = count if parents is None else self.row_bucket(count)
         n_stops = len(stop_tokens) and max(8, 1 << (len(stop_tokens) - 1).bit_length())
         self._extent = (count, committed_len + count)
         host = np.full(_HEADER + 3 * n + n_stops, _NOTHING, np.int64)

@@ -71,7 +71,8 @@ GRANTS = {
 TYPING_ONLY = {"contract": ("numpy",)}
 # Folders that import what they like, except an engine. A folder that is neither is reported.
 TEST_FOLDERS = ("tests", "benchmarks", "docs")
-ENGINE_TESTS = "tests/engine/*"
+# What tests or times an operation of the engine; everything else loads engines by name.
+ENGINE_TESTS = ("tests/engine/*", "benchmarks/kernels/*")
 # No sources of ours: links to the rooms, and products.
 NOT_JUDGED = ("typings", "build", "dist")
 
@@ -210,9 +211,9 @@ def _judge_room(path: str, room: str, other: str) -> str | None:
     if other not in ROOMS:
         return f", but there is no room {other}/"
     if room not in ROOMS:
-        if other != "engine" or fnmatch(path, ENGINE_TESTS):
+        if other != "engine" or any(fnmatch(path, pattern) for pattern in ENGINE_TESTS):
             return None
-        return f"; only {ENGINE_TESTS} may, other tests load engines by name"
+        return f"; only {' and '.join(ENGINE_TESTS)} may, others load engines by name"
     granted = GRANTS.get((room, other), ())
     if other in (room, *ROOMS[room].rooms) or any(fnmatch(path, pattern) for pattern in granted):
         return None
@@ -520,14 +521,14 @@ CONTRACT_LIBRARIES = (
             "tests/test_gate.py",
             "from kdtr.engine import make_engine",
             "tests/test_gate.py:1 imports kdtr.engine; "
-            "only tests/engine/* may, other tests load engines by name",
+            "only tests/engine/* and benchmarks/kernels/* may, others load engines by name",
             id="test to engine",
         ),
         pytest.param(
             "benchmarks/rounds.py",
             "from kdtr.engine import make_engine",
             "benchmarks/rounds.py:1 imports kdtr.engine; "
-            "only tests/engine/* may, other tests load engines by name",
+            "only tests/engine/* and benchmarks/kernels/* may, others load engines by name",
             id="benchmark to engine",
         ),
         pytest.param(

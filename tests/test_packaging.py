@@ -192,8 +192,8 @@ def test_entry_points_resolve(group, name):
     assert callable(point.load())
 
 
-def test_the_engines_of_this_project_are_the_reference_and_the_host():
-    assert ["host", "reference"] == sorted(PROJECT["project"]["entry-points"]["kdtr.engines"])
+def test_the_engines_of_this_project_are_the_reference_the_host_and_the_device():
+    assert ["cuda", "host", "reference"] == sorted(PROJECT["project"]["entry-points"]["kdtr.engines"])
 
 
 # Versions

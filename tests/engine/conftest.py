@@ -76,6 +76,12 @@ def small_weights() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="session")
+def weights_of() -> Callable[[ModelConfig], dict[str, np.ndarray]]:
+    """weights_of(config): random weights of its shapes."""
+    return random_weights
+
+
+@pytest.fixture(scope="session")
 def load(small_weights: dict[str, np.ndarray]) -> Callable[..., TreeModel]:
     """load(config=SMALL, **engine options): the small model, or one of another configuration."""
 

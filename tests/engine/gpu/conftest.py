@@ -1,13 +1,22 @@
-"""Tests that need a CUDA device: `make test-gpu`. Elsewhere each is skipped, with the reason."""
+"""Tests that need a CUDA device (`make gate-gpu`); elsewhere each is skipped, with the reason."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kdtr.contract import UnsupportedError
+from kdtr.contract import ModelConfig, UnsupportedError
+from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_modules import import_cupy
+from kdtr.engine.model import TreeModel
+
+# So that `cuda_faults:make_engine` is an engine by name, and a check can be used on a faulty one.
+sys.path.append(str(Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,3 +36,15 @@ def cuda_sets() -> dict[str, Any]:
     return {
         dtype: CudaKernels(dtype, graphs=True, guarded=False) for dtype in ("float32", "bfloat16")
     }
+
+
+@pytest.fixture(scope="session")
+def cuda_load(
+    small: ModelConfig, weights_of: Callable[[ModelConfig], dict[str, np.ndarray]]
+) -> Callable[..., TreeModel]:
+    """cuda_load(config=SMALL, **engine options): the model of the engine's tests on the device."""
+
+    def load(config: ModelConfig = small, **options: Any) -> TreeModel:
+        return make_cuda_engine(**options).load((config, weights_of(config)))
+
+    return load

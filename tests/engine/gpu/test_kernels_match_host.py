@@ -340,7 +340,7 @@ def test_attention(
     config = small.replace(kv_lora_rank=c, qk_rope_head_dim=r, num_attention_heads=h)
     slots = np.arange(length + n)
     parents = np.array(TREES["mixed"](n))
-    latents, latents_cuda = pair.numbers(len(slots), c + r)
+    _, latents_cuda = pair.numbers(len(slots), c + r)
     _, ones = pair.numbers(c)
     query, _ = pair.numbers(n, h, c + r, scale=0.3)
     outs, scores, caches = [], [], []

@@ -1,0 +1,221 @@
+"""Whole rounds on a GPU: launches, host and device time, and 512 tokens by decoding and by trees.
+
+    python benchmarks/kernels/rounds.py [--out benchmarks/results/rounds-gpu.md]
+
+The model is `ModelConfig.tiny()` with seed weights. The drafter is an oracle: it knows the greedy
+continuation, and at every depth ranks its token first with the probability asked for, and third
+otherwise, among tokens that a hash chooses. Its own time is not counted; that of building the
+tree is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from kdtr.conformance.seed_model import seed_tensors
+from kdtr.contract import DraftTree, ModelConfig
+from kdtr.engine import make_cuda_engine
+from kdtr.engine.cuda_launcher import row_bucket
+from kdtr.engine.cuda_modules import import_cupy
+
+PROMPT = [int(token) for token in np.random.default_rng(3).integers(512, size=24)]
+N_TOKENS = 512
+BUDGETS, HITS = (4, 16, 64), (0.5, 0.8, 0.95)
+_DEPTH = 12  # tokens that the oracle drafts
+_READ = 4.6e12  # bytes/s, measured on an H200 (benchmarks/kernels/linear.py)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="a file for the tables, beside standard output")
+    args = parser.parse_args()
+    lines = [*_head(), *_launches()]
+    for dtype in ("float32", "bfloat16"):
+        lines += _generation(dtype)
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text, encoding="utf-8")
+
+
+def _head() -> list[str]:
+    cupy = import_cupy()
+    runtime = cupy.cuda.runtime
+    name = runtime.getDeviceProperties(0)["name"].decode()
+    return [
+        "# Rounds of the tiny model on a GPU",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, {name}, driver for CUDA {runtime.driverGetVersion()}, "
+        f"CuPy {cupy.__version__}. Command: `python benchmarks/kernels/rounds.py`.",
+    ]
+
+
+def _model(dtype: str, **options: Any) -> Any:
+    config = ModelConfig.tiny()
+    return make_cuda_engine(dtype=dtype, **options).load((config, seed_tensors(config, 7)))
+
+
+def _chain(session: Any, n: int) -> DraftTree:
+    return DraftTree((session.root, *range(1, n)), tuple(range(-1, n - 1)))
+
+
+def _launches() -> list[str]:
+    """Per bucket: kernels of a round, host time of a replay, of a whole round, device time."""
+    cupy = import_cupy()
+    lines = [
+        "",
+        "## One round, captured",
+        "",
+        "floors: each kernel's weights and rows at the card's read bandwidth, summed. launch: the "
+        "host's time for one replay. device: 200 replays back to back. round: `Session.round` as "
+        "called, with checks, staging, the copy of the outcome and the books.",
+        "",
+        "| dtype | rows | bucket | kernels | per MoE layer | launch us | device us | floors us "
+        "| round us |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for dtype in ("float32", "bfloat16"):
+        model = _model(dtype)
+        for n in (1, 5, 17, 65):
+            session = model.open(max_len=1500)
+            session.prefill(PROMPT)
+            kernels, stream = model._forward.kernels, model._forward.kernels._stream
+            session.round(_chain(session, n))
+            with _counted(kernels) as launched:
+                session.round(_chain(session, n))  # captured now, if the first was not
+            (graph,) = [
+                one.graph
+                for key, one in session._launcher._graphs.items()
+                if key.name == "round" and key.n == row_bucket(n)
+            ]
+            host = []
+            for _ in range(50):
+                start = time.perf_counter()
+                kernels.replay(graph)
+                host.append(time.perf_counter() - start)
+                stream.synchronize()
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record(stream)
+            for _ in range(200):
+                graph.graph.launch(stream)
+            end.record(stream)
+            end.synchronize()
+            device = cupy.cuda.get_elapsed_time(begin, end) * 1000 / 200
+            rounds = []
+            for _ in range(60):
+                tree = _chain(session, n)
+                start = time.perf_counter()
+                session.round(tree)
+                rounds.append(time.perf_counter() - start)
+            lines.append(
+                f"| {dtype} | {n} | {row_bucket(n)} | {len(launched)} | {_per_layer(launched)} "
+                f"| {median(host) * 1e6:.1f} | {device:.1f} | {_floors(model, n, dtype):.1f} "
+                f"| {median(rounds) * 1e6:.0f} |"
+            )
+    return lines
+
+
+def _per_layer(names: list[str]) -> int:
+    """Launches between the starts of two MoE layers: from one append_normed to the next."""
+    at = [i for i, name in enumerate(names) if name == "append_normed"]
+    return at[-1] - at[-2]
+
+
+@contextmanager
+def _counted(kernels: Any) -> Iterator[list[str]]:
+    """Names of the kernels launched while it is open."""
+    modules, names = kernels._modules, []
+    honest = modules.kernel
+
+    def kernel(file: str, name: str) -> Any:
+        names.append(name)
+        return honest(file, name)
+
+    modules.kernel = kernel
+    yield names
+    del modules.kernel
+
+
+def _floors(model: Any, n: int, dtype: str) -> float:
+    """Microseconds to read every weight that n rows need, once; all experts of a layer."""
+    size = 4 if dtype == "float32" else 2
+    shapes = seed_tensors(ModelConfig.tiny(), 7)
+    n_bytes = sum(
+        tensor.size * size for name, tensor in shapes.items() if "embed_tokens" not in name
+    )
+    return float(n_bytes / _READ * 1e6)
+
+
+def _generation(dtype: str) -> list[str]:
+    model = _model(dtype)
+    plain, seconds = _decoded(model)
+    lines = [
+        "",
+        f"## {N_TOKENS} tokens, {dtype}",
+        "",
+        "| by | budget | hit rate | tokens/s | times decoding | accept_len | rounds | tokens |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| decoding | 0 | | {N_TOKENS / seconds:.0f} | 1 | 1 | {N_TOKENS} | |",
+    ]
+    for budget in BUDGETS:
+        for hit in HITS:
+            tokens, rounds, by_trees = _by_trees(model, plain, budget, hit)
+            pairs = enumerate(zip(plain[:N_TOKENS], tokens, strict=True))
+            same = next((i for i, (a, b) in pairs if a != b), None)
+            lines.append(
+                f"| trees | {budget} | {hit} | {N_TOKENS / by_trees:.0f} "
+                f"| {seconds / by_trees:.2f} | {len(tokens) / rounds:.2f} | {rounds} "
+                f"| {'identical' if same is None else f'differ from token {same}'} |"
+            )
+    return lines
+
+
+def _decoded(model: Any) -> tuple[list[int], float]:
+    for _ in range(2):  # the first run captures
+        session = model.open(max_len=1500)
+        tokens = [session.prefill(PROMPT)]
+        start = time.perf_counter()
+        tokens += [session.decode() for _ in range(N_TOKENS + _DEPTH)]
+        seconds = (time.perf_counter() - start) * N_TOKENS / (N_TOKENS + _DEPTH)
+    return tokens, seconds
+
+
+def _by_trees(
+    model: Any, plain: list[int], budget: int, hit: float
+) -> tuple[list[int], int, float]:
+    for _ in range(2):
+        random = np.random.default_rng(int(budget * 100 + hit * 100))
+        session = model.open(max_len=1500)
+        tokens, rounds, seconds = [session.prefill(PROMPT)], 0, 0.0
+        while len(tokens) < N_TOKENS:
+            drafts = _drafts(random, plain[len(tokens) : len(tokens) + _DEPTH], hit)
+            start = time.perf_counter()
+            done = session.round(session.build(drafts, budget))
+            seconds += time.perf_counter() - start
+            tokens.extend(done.emitted)
+            rounds += 1
+    return tokens[:N_TOKENS], rounds, seconds
+
+
+def _drafts(random: np.random.Generator, right: list[int], hit: float) -> np.ndarray:
+    """[depth, vocab]: the right token first, or third behind two others."""
+    logits = random.standard_normal((len(right), ModelConfig.tiny().vocab_size))
+    for depth, token in enumerate(right):
+        others = random.integers(logits.shape[1], size=2)
+        logits[depth, others] = 7.0, 6.0
+        logits[depth, token] = 8.0 if random.random() < hit else 5.5
+    return logits
+
+
+if __name__ == "__main__":
+    main()

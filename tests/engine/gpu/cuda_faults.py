@@ -1,0 +1,240 @@
+"""The CUDA engine with one fault that only such an engine can have: of captured and padded buffers,
+of the merge of splits, of integer width. Each is a fault that a real engine had.
+
+`cuda_faults:make_engine` with the option `fault` is such an engine. A fault is a change of a
+kernel's text, compiled like the honest one, or of what the launcher stages.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kdtr.engine import cuda_modules, make_cuda_engine
+from kdtr.engine.cuda_launcher import CudaLauncher
+
+
+@dataclass(frozen=True, slots=True)
+class CudaFault:
+    """What is changed, and the stages at which the gate may see it first.
+
+    seen_at              none: a test of its own shows it
+    file, before, after  a kernel's text; "" for a fault of the launcher
+    """
+
+    seen_at: frozenset[str]
+    file: str = ""
+    before: str = ""
+    after: str = ""
+
+
+FAULTS: dict[str, CudaFault] = {
+    # Captured and padded buffers
+    "padding_keeps_its_rows": CudaFault(frozenset({"scores", "out_latent", "untouched"})),
+    "padding_is_walkable": CudaFault(frozenset({"path", "raised", "bonus", "moves"})),
+    "count_of_the_call_before": CudaFault(
+        frozenset({"scores", "out_latent", "embedding", "hidden", "logits"})
+    ),
+    "length_of_the_call_before": CudaFault(frozenset({"scores", "out_latent"})),
+    "mask_of_the_capture": CudaFault(frozenset({"mask"})),
+    "position_of_the_capture": CudaFault(frozenset({"positions"})),
+    "prefix_short_by_the_padding": CudaFault(
+        frozenset({"scores"}),
+        "verify_attn",
+        "i64 column = slot - open_len;\n    return",
+        "i64 column = slot - (open_len - 1);\n    return",
+    ),
+    # Merge of splits
+    "weights_in_the_wrong_base": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn",
+        "sum = fmaf(expf(top[i * n_rows + row] - largest),\n                       acc",
+        "sum = fmaf(exp2f(top[i * n_rows + row] - largest),\n                       acc",
+    ),
+    "empty_split_is_infinite": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn",
+        "top[out_row + tid] = largest[tid];",
+        "top[out_row + tid] = largest[tid] == NEG_INF ? POS_INF : largest[tid];",
+    ),
+    "empty_split_is_not_written": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn",
+        "if (tid < heads) {\n        top",
+        "if (tid < heads && largest[tid] != NEG_INF) {\n        top",
+    ),
+    "last_split_is_lost": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn",
+        "int splits = (int)((*n_slots + split_size - 1) / split_size);",
+        "int splits = max(1, (int)(*n_slots / split_size));",
+    ),
+    "norm_of_the_last_split_alone": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn",
+        "norm[i * n_rows + row], total);",
+        "norm[i * n_rows + row], 0.f);",
+    ),
+    "merge_in_no_order": CudaFault(
+        frozenset(),
+        "verify_attn",
+        "for (int i = 0; i < splits; ++i)\n            sum = fmaf(expf(top[i * n_rows + row]",
+        "for (int j = 0, s = (int)(clock64() % splits), i; i = (j + s) % splits, j < splits; ++j)\n"
+        "            sum = fmaf(expf(top[i * n_rows + row]",
+    ),
+    # Integer width
+    "ancestors_in_one_word": CudaFault(
+        frozenset({"mask"}),
+        "tree",
+        "seen[node >> 5] |= 1u << (node & 31);",
+        "seen[(node & 63) >> 5] |= 1u << (node & 31);",
+    ),
+    "row_offset_of_32_bits": CudaFault(
+        frozenset(),
+        "latents",
+        "real* cached = rows + physical * (c + r);",
+        "real* cached = rows + (int)physical * (c + r);",
+    ),
+    "row_stride_of_32_bits": CudaFault(
+        frozenset(),
+        "rows",
+        "const real* from = x + row * x_stride;",
+        "const real* from = x + row * (int)x_stride;",
+    ),
+}
+
+
+def make_engine(fault: str, dtype: str = "float32", **options: Any) -> Any:
+    """Splits of 5 slots and pages of 3: every case has several of both."""
+    with faulty_kernels(fault):
+        engine = make_cuda_engine(**{"page_size": 3, "split_size": 5, "dtype": dtype, **options})
+    if not FAULTS[fault].file:
+        _PLANTS[fault](engine)
+    return engine
+
+
+@contextmanager
+def faulty_kernels(fault: str) -> Iterator[None]:
+    """Engines that are made inside compile the changed text."""
+    planted = FAULTS[fault]
+    if not planted.file:
+        yield
+        return
+    honest = cuda_modules.KERNELS
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(shutil.copytree(honest, Path(folder) / "kernels"))
+        path = copied / f"{planted.file}.cu"
+        text = path.read_text()
+        assert 1 == text.count(planted.before), f"{fault}: {planted.file}.cu has changed"
+        path.write_text(text.replace(planted.before, planted.after))
+        cuda_modules.KERNELS = copied
+        try:
+            yield
+        finally:
+            cuda_modules.KERNELS = honest
+
+
+# What is staged: the header (count, committed_len, n_slots, max_emitted), then tokens, slots and
+# parents of n rows each.
+
+
+def _staging(
+    engine: Any, change: Callable[[dict[str, Any], np.ndarray, int, int], None], **own: Any
+) -> None:
+    """`change` is given what it remembers, the staged numbers, n and the rows that count."""
+    launcher = engine.kernels.launcher
+
+    def faulty(cache: Any) -> CudaLauncher:
+        made = launcher(cache)
+        inbox, memory = made._inbox, {}
+
+        def staged(n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Any:
+            if keep:
+                change(memory, host, n, int(host[0]))
+            return inbox(n, n_stops, host, keep=keep)
+
+        vars(made).update(own, _inbox=staged)
+        return made
+
+    engine.kernels.launcher = faulty
+
+
+def _padding_keeps_its_rows(engine: Any) -> None:
+    """Rows of padding keep the slots of the tree before: they are written there (GRAPH-1)."""
+
+    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+        slots = host[4 + n : 4 + 2 * n]
+        before = memory.get(n)
+        if before is not None:
+            slots[count:] = before[count:]
+        memory[n] = slots.copy()
+
+    _staging(engine, change)
+
+
+def _padding_is_walkable(engine: Any) -> None:
+    """Nodes of padding are children of the root, with a token each (EDGE-3).
+
+    The bucket is large, so that the fillers are the whole vocabulary and one of them is accepted.
+    """
+
+    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+        host[4 + count : 4 + n] = np.arange(n - count) % 60
+        host[4 + 2 * n + count : 4 + 3 * n] = 0
+
+    _staging(engine, change, row_bucket=lambda n: 129)
+
+
+def _count_of_the_call_before(engine: Any) -> None:
+    """The rows that count are those of the last call in the bucket (GRAPH-5)."""
+
+    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+        host[0] = memory.get(n, count)
+        memory[n] = count
+
+    _staging(engine, change)
+
+
+def _length_of_the_call_before(engine: Any) -> None:
+    """The attention reads as many slots as in the last call (GRAPH-7)."""
+
+    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+        host[2], memory["slots"] = memory.get("slots", host[2]), int(host[2])
+
+    _staging(engine, change)
+
+
+def _remembered(engine: Any, which: int) -> None:
+    """One result of tree_layout is that of the first tree of the bucket (GRAPH-3)."""
+    layout, first = engine.kernels.tree_layout, {}
+    over = engine.kernels.over
+
+    def tree_layout(parents: Any, committed_len: Any) -> Sequence[Any]:
+        results = list(layout(parents, committed_len))
+        kept = first.setdefault(len(parents), results[which].copy())
+        results[which] = kept
+        return results
+
+    def faulty(rows: Any) -> Any:
+        bound = over(rows)
+        bound.tree_layout = tree_layout
+        return bound
+
+    engine.kernels.over = faulty
+
+
+_PLANTS: dict[str, Callable[[Any], None]] = {
+    "padding_keeps_its_rows": _padding_keeps_its_rows,
+    "padding_is_walkable": _padding_is_walkable,
+    "count_of_the_call_before": _count_of_the_call_before,
+    "length_of_the_call_before": _length_of_the_call_before,
+    "mask_of_the_capture": lambda engine: _remembered(engine, 1),
+    "position_of_the_capture": lambda engine: _remembered(engine, 0),
+}
