@@ -16,6 +16,10 @@ KDTR := $(BIN)/kdtr
 PYTEST := $(BIN)/pytest
 RUFF := $(BIN)/ruff
 WORKERS ?= auto
+# The CuPy of the GPU verbs: 12x or 13x, whichever the driver serves. Two of them in one environment
+# break each other, so the GPU verbs have one of their own.
+CUDA ?= 12x
+IN_GPU_VENV = $(MAKE) --no-print-directory VENV=.venv-gpu-$(CUDA)
 
 TINY := build/golden/tiny.kdtr
 # What records a bundle. A change of the report or of another verb does not.
@@ -28,7 +32,8 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: help setup gate test bench calibrate campaign golden golden-check properties lint types format dist clean
+.PHONY: _gate-gpu _bench-gpu
+.PHONY: help setup kernels gate-gpu bench-gpu gate test bench calibrate campaign golden golden-check properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -52,6 +57,23 @@ properties: $(VENV)/ready-test ## run the laws alone, on every engine that ships
 campaign: $(VENV)/ready-test ## run 2,000 examples of the laws over processes; ARGS="--cases N" for more
 	$(KDTR) campaign --engine host --engine-option page_size=3 --engine-option split_size=5 \
 	  --twin-option page_size=2 --cases 2000 --out build/campaign $(ARGS)
+
+kernels: $(VENV)/ready-test ## compile the CUDA kernels for sm_90, sm_100, sm_120; registers, spills
+	$(BIN)/python -m kdtr.engine.cuda_compile
+
+gate-gpu: ## judge the CUDA engine on the GPU of this machine; CUDA=13x for CUDA 13
+	@$(IN_GPU_VENV) _gate-gpu
+
+_gate-gpu: $(VENV)/ready-gpu $(TINY)
+	$(BIN)/python benchmarks/kernels/gate.py --out benchmarks/results/gate-gpu.md $(TINY) $(ARGS)
+
+bench-gpu: ## time the CUDA kernels and rounds, beside torch if it is installed; CUDA=13x likewise
+	@$(IN_GPU_VENV) _bench-gpu
+
+_bench-gpu: $(VENV)/ready-gpu
+	$(BIN)/python benchmarks/kernels/verify_attn.py --time --peers --table benchmarks/results/verify-attn-gpu.md
+	$(BIN)/python benchmarks/kernels/linear.py --time --table benchmarks/results/linear-gpu.md
+	$(BIN)/python benchmarks/kernels/rounds.py --out benchmarks/results/rounds-gpu.md
 
 bench: $(VENV)/ready-test $(TINY) ## measure reading, judging, campaigns; tables in benchmarks/results
 	$(PYTEST) benchmarks --benchmark-enable --benchmark-only $(ARGS)
@@ -96,13 +118,15 @@ $(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
 # Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
 # and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
 # No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
-STAMPS := $(addprefix $(VENV)/ready-,runtime test dev)
+STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu)
 $(VENV)/ready-runtime: extras :=
-$(VENV)/ready-test: extras := [test]
-$(VENV)/ready-dev: extras := [dev]
+$(VENV)/ready-test: extras := [test,compile]
+$(VENV)/ready-dev: extras := [dev,compile]
+$(VENV)/ready-gpu: extras := [test,cupy-cuda$(CUDA)]
 $(VENV)/ready-runtime: implied := $(VENV)/ready-runtime
 $(VENV)/ready-test: implied := $(VENV)/ready-runtime $(VENV)/ready-test
-$(VENV)/ready-dev: implied := $(STAMPS)
+$(VENV)/ready-dev: implied := $(filter-out %-gpu,$(STAMPS))
+$(VENV)/ready-gpu: implied := $(filter-out %-dev,$(STAMPS))
 
 # A venv holds absolute paths: in a copied or moved checkout it would run the code of the old place.
 # So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh,

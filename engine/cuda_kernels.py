@@ -517,7 +517,7 @@ class CudaKernels:
         *arguments: Any,
         shared: int = 0,
     ) -> None:
-        launch(self._modules.kernel(file, name), grid, block, shared, arguments)
+        launch(self._modules.kernel(file, name), grid, block, shared, arguments, overlap=True)
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         try:

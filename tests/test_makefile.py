@@ -16,6 +16,9 @@ VERBS = [
     "test",
     "properties",
     "campaign",
+    "kernels",
+    "gate-gpu",
+    "bench-gpu",
     "bench",
     "calibrate",
     "golden",
@@ -101,7 +104,7 @@ def test_set_up_installs_once_with_the_pinned_versions(checkout):
     assert first.returncode == 0, first.stderr
     assert "Setting up .venv with python3 (3.12.0)" in first.stdout
     assert re.search(r"^Set-up took \d+ s$", first.stdout, re.MULTILINE)
-    assert "--constraint constraints.txt --editable .[dev]" in checkout.calls.read_text()
+    assert "--constraint constraints.txt --editable .[dev,compile]" in checkout.calls.read_text()
     assert ["venv", "pip"] == checkout.called()
     assert checkout.make("setup", ".venv/ready-test", ".venv/ready-runtime").returncode == 0
     assert [] == checkout.called()

@@ -101,7 +101,7 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
     }
     assert {
         *("cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet"),
-        *("properties", "campaign", "ray", "test", "dev"),
+        *("compile", "properties", "campaign", "ray", "test", "dev"),
     } == set(metadata.get_all("Provides-Extra"))
 
 

@@ -18,6 +18,7 @@ __device__ __forceinline__ bool ranks_before(double a, int i, double b, int j) {
 // Each thread knows the best of its own strided share; the winner alone searches its share again.
 extern "C" __global__ void rank_tokens(const double* logits, int w, int k, int* tokens,
                                        double* log_probs) {
+    follow();
     __shared__ double values[THREADS / 32];
     __shared__ int ids[THREADS / 32];
     __shared__ double sums[THREADS / 32];
@@ -103,6 +104,7 @@ __device__ bool comes_before(const Prefix& a, const Prefix& b, const int* paths,
 extern "C" __global__ void grow_tree(const int* tokens, const double* log_probs, int depths, int k,
                                      int budget, Prefix* open, int* paths, i64* parents,
                                      i64* nodes, i64* n_nodes) {
+    follow();
     __shared__ int n_open;
     __shared__ int usable;  // depths before the first row without a finite logit
     int lane = threadIdx.x;

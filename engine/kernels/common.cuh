@@ -64,6 +64,15 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
+// First of all in a kernel that is launched to overlap (cuda_launch.py): lets the next kernel start,
+// and waits until the one ahead has ended and its writes are visible.
+__device__ __forceinline__ void follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Sum over a block of a multiple of 32 threads, at most 1024; `scratch` holds 32 floats. Every
 // thread gets the sum, the same bits whatever else runs.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {

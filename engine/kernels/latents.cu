@@ -20,6 +20,7 @@ __device__ __forceinline__ int place(int j, i64 row, int swizzle) {
 extern "C" __global__ void rotary_angles(const i64* positions, const double* frequencies,
                                          double factor, float* cosines, float* sines, int half,
                                          const i64* count) {
+    follow();
     int row = blockIdx.x;
     if (row >= *count) return;
     for (int j = threadIdx.x; j < half; j += blockDim.x) {
@@ -59,6 +60,7 @@ extern "C" __global__ void append_normed(const real* projected, i64 stride, cons
                                          real* c_kv, real* k_pe, real* rows,
                                          const i64* page_table, int page_size, int q, int c, int r,
                                          int swizzle) {
+    follow();
     __shared__ float scratch[32];
     int row = blockIdx.x;
     i64 slot = slots[row];
@@ -87,6 +89,7 @@ extern "C" __global__ void append_normed(const real* projected, i64 stride, cons
 extern "C" __global__ void latent_query(const real* q, const real* w_kc, const float* cosines,
                                         const float* sines, real* query, int h, int c, int d,
                                         int r, const i64* count) {
+    follow();
     extern __shared__ float nope[];  // [ROWS, d]
     int head = blockIdx.x, first = blockIdx.y * ROWS, n = (int)*count;
     if (first >= n) return;
@@ -134,6 +137,7 @@ extern "C" __global__ void commit_rows(real* rows, i64 layer_stride, const i64* 
                                        int page_size, const i64* path, const i64* accept_len,
                                        const i64* committed_len, i64* moves, int n, int row_len,
                                        int swizzle) {
+    follow();
     const int batch = 8;
     i64 length = *committed_len;
     int accepted = (int)*accept_len;
@@ -165,6 +169,7 @@ extern "C" __global__ void commit_rows(real* rows, i64 layer_stride, const i64* 
 // Slots 0..n_slots-1 of every layer in slot order -> out [l, n_slots, row_len]. Grid (slots, layers).
 extern "C" __global__ void read_rows(const real* rows, i64 layer_stride, const i64* page_table,
                                      int page_size, real* out, int row_len, int swizzle) {
+    follow();
     i64 slot = blockIdx.x, layer = blockIdx.y;
     i64 from = physical_row(page_table, page_size, slot);
     real* to = out + (layer * gridDim.x + slot) * row_len;
@@ -174,6 +179,7 @@ extern "C" __global__ void read_rows(const real* rows, i64 layer_stride, const i
 
 // NaN into `n` elements of every layer from element `first` on. Grid (blocks, layers).
 extern "C" __global__ void poison_rows(real* rows, i64 layer_stride, i64 first, i64 n) {
+    follow();
     real* layer = rows + blockIdx.y * layer_stride + first;
     i64 step = (i64)gridDim.x * blockDim.x;
     for (i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step)

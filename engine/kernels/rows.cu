@@ -5,6 +5,7 @@
 // table [w, m], tokens [n] -> out [n, m]
 extern "C" __global__ void embed(const real* table, const i64* tokens, real* out, int m,
                                  const i64* count) {
+    follow();
     int row = blockIdx.x;
     if (row >= *count) return;
     const real* from = table + tokens[row] * m;
@@ -14,6 +15,7 @@ extern "C" __global__ void embed(const real* table, const i64* tokens, real* out
 // x [n, width] at a stride -> out [n, width]: x / sqrt(mean(x^2) + eps) * weight
 extern "C" __global__ void rms_norm(const real* x, i64 x_stride, const real* weight, float eps,
                                     real* out, int width, const i64* count) {
+    follow();
     __shared__ float scratch[32];
     int row = blockIdx.x;
     if (row >= *count) return;
@@ -32,6 +34,7 @@ extern "C" __global__ void rms_norm(const real* x, i64 x_stride, const real* wei
 extern "C" __global__ void add_norm(const real* residual, const real* delta, const real* weight,
                                     float eps, real* total, real* normed, int m,
                                     const i64* count) {
+    follow();
     __shared__ float scratch[32];
     int row = blockIdx.x;
     if (row >= *count) return;
@@ -57,6 +60,7 @@ __device__ __forceinline__ bool beats(float a, int i, float b, int j) {
 
 // logits [n, w] -> targets [n]
 extern "C" __global__ void argmax(const real* logits, i64* targets, int w, const i64* count) {
+    follow();
     __shared__ float tops[32];
     __shared__ int ids[32];
     int row = blockIdx.x;

@@ -9,6 +9,7 @@
 // from its own row to the root; rows need no order but TREE-1's.
 extern "C" __global__ void tree_layout(const i64* parents, const i64* committed_len,
                                        i64* positions, u32* bits, int n, int words) {
+    follow();
     extern __shared__ int parent_of[];
     for (int i = threadIdx.x; i < n; i += blockDim.x) parent_of[i] = (int)parents[i];
     __syncthreads();
@@ -25,6 +26,7 @@ extern "C" __global__ void tree_layout(const i64* parents, const i64* committed_
 // Rows one after the other: row i sees rows 0..i. Grid (n).
 extern "C" __global__ void causal_layout(const i64* committed_len, i64* positions, u32* bits,
                                          int words) {
+    follow();
     int row = blockIdx.x;
     for (int word = threadIdx.x; word < words; word += blockDim.x) {
         int last = row - 32 * word;  // the highest bit that is seen, if the word has it
@@ -36,6 +38,7 @@ extern "C" __global__ void causal_layout(const i64* committed_len, i64* position
 // The mask as bytes [n, max_slots], the open prefix included, for whoever observes. Grid (n).
 extern "C" __global__ void full_mask(const u32* bits, int words, int width, const i64* open_len,
                                      unsigned char* out, i64 max_slots) {
+    follow();
     int row = blockIdx.x;
     i64 open = *open_len;
     for (i64 slot = threadIdx.x; slot < max_slots; slot += blockDim.x) {
@@ -47,6 +50,7 @@ extern "C" __global__ void full_mask(const u32* bits, int words, int width, cons
 
 // n float32 -inf
 extern "C" __global__ void fill_neg_inf(float* out, i64 n) {
+    follow();
     i64 step = (i64)gridDim.x * blockDim.x;
     for (i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) out[at] = NEG_INF;
 }
@@ -57,6 +61,7 @@ extern "C" __global__ void fill_neg_inf(float* out, i64 n) {
 extern "C" __global__ void accept_walk(const i64* tokens, const i64* parents, const i64* targets,
                                        const i64* stop_tokens, int n_stops, const i64* max_emitted,
                                        i64* path, i64* accept_len, i64* bonus, int n) {
+    follow();
     __shared__ int child;
     for (int i = threadIdx.x; i < n; i += blockDim.x) path[i] = i ? -1 : 0;
     int node = 0, accepted = 1;

@@ -126,6 +126,7 @@ def check_far_rows(kernels: Any) -> None:
     for i in range(4):
         memory[i * apart : i * apart + width] = kernels.upload_weight(host[i])
     weight, ones = stored(rng, 24, width), np.ones(width, np.float32)
+    cupy.cuda.Device().synchronize()  # CuPy wrote on another stream
 
     normed = kernels.to_host(kernels.rms_norm(view, kernels.upload_weight(ones), 0.0))
     product = kernels.to_host(kernels.linear(view, kernels.upload_weight(weight)))

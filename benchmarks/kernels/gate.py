@@ -1,6 +1,6 @@
 """The whole gate of the CUDA engine, on the GPU of this machine, and its table (`make gate-gpu`).
 
-    python benchmarks/gate_gpu.py [--out benchmarks/results/gate-gpu.md] [BUNDLE ...]
+    python benchmarks/kernels/gate.py [--out benchmarks/results/gate-gpu.md] [BUNDLE ...]
 
 In this order: the bundles and the x-ray models, per dtype, with graphs, without, and with guarded
 buffers; the tests that need a device, mutants of this engine among them; the laws, profile ci; and
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import kdtr.conformance
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(kdtr.conformance.__file__).parent / "corpus"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 VARIANTS = (
