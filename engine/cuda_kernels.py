@@ -17,7 +17,14 @@ from typing import Any, Generic, TypeVar
 import ml_dtypes
 import numpy as np
 
-from kdtr.contract import Array, EngineError, ModelConfig, NumericProfile, Trace
+from kdtr.contract import (
+    Array,
+    ModelConfig,
+    NumericProfile,
+    Trace,
+    TreeError,
+    UnsupportedError,
+)
 from kdtr.engine import cuda_attention, cuda_experts, cuda_linear
 from kdtr.engine.cuda_guard import Guard
 from kdtr.engine.cuda_launch import launch
@@ -33,6 +40,14 @@ Operation = TypeVar("Operation", bound=Callable[..., Any])
 _BLOCK = 256
 _QUERY_ROWS, _QUERY_COLUMNS = 8, 16  # of latent_query, per block and per warp
 _MOST_IN_SHARED = 10_000  # nodes whose parents fit shared memory
+_LIMITS = {
+    "n_routed_experts": cuda_experts.MAX_EXPERTS,
+    "num_experts_per_tok": cuda_experts.MAX_CHOSEN,
+    "n_group": cuda_experts.MAX_GROUPS,
+    "kv_lora_rank": 1024,
+    "qk_rope_head_dim": 256,
+    "qk_nope_head_dim": 256,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,15 @@ class CudaKernels:
             deterministic=True,
             batch_invariant=False,
         )
+
+    def check_model(self, config: ModelConfig) -> None:
+        """What shared memory and registers were laid out for."""
+        for field, most in _LIMITS.items():
+            value = getattr(config, field)
+            if value > most:
+                raise UnsupportedError(
+                    f"{field} = {value}; the CUDA kernels take at most {most}: use engine host"
+                )
 
     def launcher(self, cache: PagedCache) -> CudaLauncher:
         """Its graphs hold the addresses of this cache."""
@@ -220,9 +244,7 @@ class CudaKernels:
     def tree_layout(self, parents: Array, committed_len: DeviceInt) -> tuple[Array, Array]:
         n = len(parents)
         if n > _MOST_IN_SHARED:
-            raise EngineError(
-                f"a tree of {n} nodes; this engine lays out at most {_MOST_IN_SHARED}"
-            )
+            raise TreeError(f"a tree of {n} nodes; this engine lays out at most {_MOST_IN_SHARED}")
         positions, bits = self._layout(n)
         self._launch(
             "tree",

@@ -127,6 +127,7 @@ class TreeEngine:
     def load(self, source: ModelSource) -> TreeModel:
         """Read, check and prepare the weights, once."""
         opened = open_model(source)
+        self._kernels.check_model(opened.config)
         weights = prepare_weights(opened, self._kernels)
         forward = Forward(self._kernels, opened.config, weights, self._split_size)
         return TreeModel(forward, page_size=self._page_size)

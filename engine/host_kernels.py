@@ -68,6 +68,10 @@ class HostKernels:
         rows = physical_rows(cache.page_table, cache.page_size, np.arange(n_slots))
         return np.asarray(cache.rows[:, rows])
 
+    @staticmethod
+    def check_model(config: ModelConfig) -> None:
+        """Any sizes will do."""
+
     def launcher(self, cache: PagedCache) -> HostLauncher:
         """Of no use for the cache: what is launched here runs at once."""
         return HostLauncher(self)

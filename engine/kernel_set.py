@@ -167,6 +167,10 @@ class KernelSet(Protocol):
         """The precisions it stores and sums in, and what it repeats bit for bit (NUM-3, NUM-4)."""
         ...
 
+    def check_model(self, config: ModelConfig) -> None:
+        """Raises UnsupportedError for sizes that the kernels cannot compute with."""
+        ...
+
     def launcher(self, cache: PagedCache) -> Launcher:
         """A session's own."""
         ...

@@ -38,11 +38,13 @@ class TreeModel:
             cache = PagedCache(
                 self._forward.kernels, self._config, capacity=slots, page_size=self._page_size
             )
-        except (MemoryError, ValueError, OverflowError):  # the latter two: no array is that large
+        except (MemoryError, ValueError, OverflowError) as error:  # the latter: no array so large
             c, r = self._config.kv_lora_rank, self._config.qk_rope_head_dim
-            n_bytes = slots * self._config.num_hidden_layers * (c + r) * 4  # float32
+            bits = self._forward.kernels.profile.latents.lstrip("bfloat")
+            n_bytes = slots * self._config.num_hidden_layers * (c + r) * int(bits) // 8
+            detail = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""
             raise CacheError(
-                f"max_len = {slots} needs {n_bytes} bytes of cache, more than there are; "
+                f"max_len = {slots} needs {n_bytes} bytes of cache, more than there are{detail}; "
                 "open it with a smaller max_len"
             ) from None
         session = TreeSession(self._forward, cache)
