@@ -478,13 +478,15 @@ def sweep(device: Device, shapes: list[Shape]) -> None:
     n_sms, blocks_per_sm = attention._device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        tiles = -(-shape.slots() // 32)
-        row_blocks = -(-shape.rows() // (16 if shape.rows() <= 16 else 32))
-        most = min(tiles, blocks_per_sm * n_sms // row_blocks)
-        wanted = {most, n_sms // row_blocks, most * 3 // 4, most // 3, most // 6, most // 4}
-        wanted |= {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8)}
+        variant = attention.choose_variant(shape.rows())
+        tiles = -(-shape.slots() // variant.keys)
+        row_blocks = -(-shape.rows() // variant.rows)
+        most = min(tiles, min(blocks_per_sm, variant.blocks_per_sm) * n_sms // row_blocks)
+        wanted = {most, n_sms // row_blocks, most * 3 // 4, most // 2, most // 4}
+        wanted |= {-(-tiles // t) for t in (1, 2, 3, 4, 6, 8)}
+        most = min(tiles, 2 * most)  # two waves of blocks
         line = []
-        for splits in sorted(s for s in wanted if 1 <= s <= most):
+        for splits in sorted(s for s in wanted | {most} if 1 <= s <= most):
             line.append(f"{splits}: {inputs.time_us(device, splits):.1f}")
         print(f"{shape} ({row_blocks} row blocks, {tiles} tiles)  " + "  ".join(line), flush=True)
 
@@ -529,6 +531,7 @@ def main() -> int:
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--one", metavar="SHAPE")
+    parser.add_argument("--variant", choices=attention.VARIANTS, default=attention.USE)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     shapes = [Shape.parse(text) for text in arguments.shapes]
@@ -541,9 +544,13 @@ def main() -> int:
             ["nvidia-smi", smi, "--format=csv,noheader"], capture_output=True, text=True
         ).stdout
     )
-    for size in (16, 32):
-        kernel = device.getter("verify_attn_mma", True)(f"verify_attn_mma_{size}")
-        print(f"{size} rows: {kernel.num_regs} registers, {kernel.local_size_bytes} bytes of stack")
+    attention.USE = arguments.variant
+    for variant in attention.VARIANTS[attention.USE]:
+        kernel = device.getter("verify_attn_mma", True)(f"verify_attn_mma_{variant.name}")
+        print(
+            f"{variant.rows} rows, {variant.threads} threads: {kernel.num_regs} registers, "
+            f"{kernel.local_size_bytes} bytes of stack"
+        )
     report: dict[str, Any] = {}
     if arguments.one:
         one(device, Shape.parse(arguments.one))

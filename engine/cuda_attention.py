@@ -22,10 +22,38 @@ Kernel = Any  # cupy.RawKernel
 GetKernel = Callable[[str], Kernel]
 
 SWIZZLED_LATENT, SWIZZLED_ROPE = 512, 64
-TILE = 32  # slots that the fast kernel takes at a time
+TILE = 32  # page sizes are multiples of it
 
-# Dynamic shared memory of the fast kernel, by rows of a block; the .cu asserts the same numbers.
-MMA_SHARED_BYTES = {32: 96_432, 16: 81_072}
+
+class Variant(NamedTuple):
+    """A compiled shape of the fast kernel.
+
+    rows, threads  of a block
+    keys           slots at a time
+    alone_us       that it takes for them with one block on an SM; together_us: with two
+    """
+
+    name: str
+    rows: int
+    threads: int
+    keys: int
+    blocks_per_sm: int
+    alone_us: float
+    together_us: float
+
+
+VARIANTS = {
+    "four": (Variant("32", 32, 128, 32, 2, 1.35, 2.0), Variant("16", 16, 128, 32, 2, 0.9, 1.1)),
+    "eight": (
+        Variant("p48", 48, 256, 16, 1, 0.55, 0.55),
+        Variant("p32", 32, 256, 16, 1, 0.45, 0.45),
+        Variant("p16", 16, 256, 16, 2, 0.35, 0.45),
+    ),
+}
+USE = "eight"
+
+# Dynamic shared memory of the fast kernel, by variant; the .cu asserts the same numbers.
+MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072, "p48": 98_848, "p32": 90_528, "p16": 82_208}
 _HEADS_PER_BLOCK, _CHUNK = 4, 32  # of the plain kernel
 
 
@@ -161,67 +189,75 @@ def _verify_attn_mma(
     assert scale > 0, scale
     assert query.dtype.itemsize == 2, query.dtype
     assert layer.page_size % TILE == 0, layer.page_size
-    block_rows = 16 if n * h <= 16 else 32
+    variant = choose_variant(n * h)
     if splits is None:
         splits = choose_splits(n * h, max_slots, *_device_size(cp.cuda.Device().id))
     acc = cp.empty((splits, n * h, c), cp.float32)
     stats = cp.empty((n * h, splits, 2), cp.float32)
     out = cp.empty((n, h, c), query.dtype)
-    split = kernel(f"verify_attn_mma_{block_rows}{'' if scores is None else '_scores'}")
-    if split.max_dynamic_shared_size_bytes < MMA_SHARED_BYTES[block_rows]:
+    split = kernel(f"verify_attn_mma_{variant.name}{'' if scores is None else '_scores'}")
+    shared = MMA_SHARED_BYTES[variant.name]
+    if split.max_dynamic_shared_size_bytes < shared:
         split.preferred_shared_memory_carveout = 100  # per cent: room for two blocks on an SM
     launch(
         split,
-        (-(-n * h // block_rows), splits, 1),
-        128,
-        MMA_SHARED_BYTES[block_rows],
+        (-(-n * h // variant.rows), splits, 1),
+        variant.threads,
+        shared,
         [
             *(query, layer.rows, layer.page_table, visibility.bits),
             *(visibility.count, visibility.open_len, visibility.n_slots, acc, stats, scores),
             ctypes.c_longlong(0 if scores is None else scores.shape[-1]),
-            *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // TILE),
+            *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // variant.keys),
             *(visibility.bits.shape[1], n, h),
         ],
         overlap=True,
     )
+    parts = merge_parts(splits)
     launch(
-        kernel("verify_attn_mma_merge"),
-        (n * h, 4, 1),
+        kernel(f"verify_attn_mma_merge_{parts}"),
+        (n * h, 128 * parts // 256, 1),
         256,
         0,
-        [acc, stats, visibility.count, visibility.n_slots, out, splits, n, h],
+        [acc, stats, visibility.count, visibility.n_slots, out, splits, n, h, variant.keys],
         overlap=True,
     )
     return out
 
 
-# Microseconds, from measurements on an H200 (benchmarks/verify_attn.py --sweep): a tile with one
-# and with two blocks on an SM, what a wave of blocks costs besides, and a megabyte of partial
-# results, written and read. They choose a grid, nothing else.
-_TILE_US = {16: (0.90, 1.10), 32: (0.70, 1.30)}
-_CACHE_TILE_US = 0.0088  # a tile from memory, all SMs together
-_WAVE_US = 1.5
-_PARTIAL_US_PER_MB = 0.55
+def merge_parts(splits: int) -> int:
+    """How many threads share the splits of a row's four columns."""
+    return 2 if splits <= 16 else 8 if splits <= 64 else 32
+
+
+def choose_variant(n_rows: int) -> Variant:
+    variants = VARIANTS[USE]
+    return min((v for v in variants if v.rows >= n_rows), key=lambda v: v.rows, default=variants[0])
+
+
+# Microseconds, from measurements on an H200 (benchmarks/verify_attn.py --sweep). They choose a
+# grid, nothing else.
+_CACHE_BYTES_PER_US = 4.3e6
+_BLOCK_BYTES_PER_US = 0.025e6
+_WAVE_US = 2.0  # what a wave of blocks costs besides its slots
+_PARTIAL_US_PER_MB = 0.35  # of partial results, written and read
 
 
 def choose_splits(n_rows: int, max_slots: int, n_sms: int, blocks_per_sm: int) -> int:
     """How many blocks share the slots: enough to fill the device, few enough to merge."""
-    tiles = max(1, -(-max_slots // TILE))
-    block_rows = 16 if n_rows <= 16 else 32
-    row_blocks = -(-n_rows // block_rows)
-    alone, together = _TILE_US[block_rows]
+    variant = choose_variant(n_rows)
+    units = max(1, -(-max_slots // variant.keys))
+    row_blocks = -(-n_rows // variant.rows)
+    at_once = n_sms * min(blocks_per_sm, variant.blocks_per_sm)
 
     def cost(splits: int) -> float:
         blocks = row_blocks * splits
-        waves = -(-blocks // (blocks_per_sm * n_sms))
-        tile_us = alone if blocks <= n_sms else together
-        compute = waves * (-(-tiles // splits) * tile_us + _WAVE_US)
-        return max(compute, tiles * _CACHE_TILE_US) + (
-            splits * n_rows * 2048e-6 * _PARTIAL_US_PER_MB
-        )
+        unit_us = variant.alone_us if blocks <= n_sms else variant.together_us
+        compute = -(-blocks // at_once) * (-(-units // splits) * unit_us + _WAVE_US)
+        cache = max_slots * 1152 / min(_CACHE_BYTES_PER_US, blocks * _BLOCK_BYTES_PER_US)
+        return max(compute, cache) + (splits * n_rows * 2048e-6 * _PARTIAL_US_PER_MB)
 
-    most = max(1, blocks_per_sm * n_sms // row_blocks)
-    return min(range(1, min(tiles, most) + 1), key=cost)
+    return min(range(1, min(units, max(1, at_once // row_blocks)) + 1), key=cost)
 
 
 @cache
@@ -232,7 +268,7 @@ def _device_size(device: int) -> tuple[int, int]:
     attributes = cp.cuda.Device(device).attributes
     shared = attributes["MaxSharedMemoryPerMultiprocessor"]
     return attributes["MultiProcessorCount"], max(
-        1, min(2, shared // (MMA_SHARED_BYTES[32] + 1024))
+        1, min(2, shared // (MMA_SHARED_BYTES["32"] + 1024))
     )
 
 

@@ -543,9 +543,6 @@ __device__ __forceinline__ void load_two_matrices(u32& a, u32& b, u32 at) {
 __device__ __forceinline__ void write_shared(u32 at, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(a), "f"(b) : "memory");
 }
-__device__ __forceinline__ void write_shared(u32 at, u32 a, u32 b) {
-    asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(at), "r"(a), "r"(b) : "memory");
-}
 __device__ __forceinline__ void read_shared(float& a, float& b, u32 at) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory");
 }
@@ -554,24 +551,31 @@ __device__ __forceinline__ void read_shared(float& a, float& b, u32 at) {
 template <int M>
 __device__ __forceinline__ void load_query(
     u32 (&q)[STEPS][M][4], const char* query, int first_row, int n_rows, int quarter, int lane) {
+    u32 x[2 * M][5][4];  // four 16-byte chunks at a time, of 18
 #pragma unroll
     for (int o = 0; o < 2 * M; ++o) {
         int row = first_row + o * 8 + (lane >> 2);
         const char* from = query + (i64)row * ROW_BYTES + quarter * QUARTER_BYTES;
 #pragma unroll
-        for (int i = 0; i < 5; ++i) {  // four 16-byte chunks at a time, of 18
+        for (int i = 0; i < 5; ++i) {
             int chunk = 4 * i + (i < 4 ? lane & 3 : lane & 1);
-            u32 x[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x[o][i][j] = 0;
             if (row < n_rows)
                 asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                             : "=r"(x[o][i][0]), "=r"(x[o][i][1]), "=r"(x[o][i][2]), "=r"(x[o][i][3])
                              : "l"(from + chunk * 16));
-            transpose_quad(x);
-#pragma unroll
-            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
-                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[j];
         }
     }
+#pragma unroll
+    for (int o = 0; o < 2 * M; ++o)
+#pragma unroll
+        for (int i = 0; i < 5; ++i) {
+            transpose_quad(x[o][i]);
+#pragma unroll
+            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
+                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[o][i][j];
+        }
 }
 
 // In the warp's 64 columns: 0 for what is not finite, and in rows from n_valid on.
@@ -638,10 +642,7 @@ __device__ __forceinline__ void attend(
 
     int places = producer ? locate(lane) : 0;  // of unit 32 i + lane
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
-    if (first_row >= read_now(count) * h) return;  // padding, and nobody reads its results
-    int cache_units = (n_slots + KEYS - 1) / KEYS;
-    if (split >= cache_units) return;  // nor does the merge read a split without units
-    int n_units = (cache_units - split + splits - 1) / splits;
+    i64 rows_that_count = read_now(count) * h;
 
     // Unit k of this block is unit split + k splits of the cache.
     auto start_copy = [&](int k, int at) {
@@ -651,16 +652,24 @@ __device__ __forceinline__ void attend(
     };
     // The row blocks that share a split's units let one of them bring a batch into L2.
     bool brings = gridDim.x > 1 && blockIdx.x == 0;
+    auto count_units = [&] {
+        // Padding has none, as nobody reads its results, nor the merge those of a split without units.
+        int cache_units = first_row < rows_that_count ? (n_slots + KEYS - 1) / KEYS : 0;
+        return cache_units <= split ? 0 : (cache_units - split + splits - 1) / splits;
+    };
     if (producer) {
+        int mine = count_units();
 #pragma unroll
         for (int i = 0; i < STAGES; ++i)
-            if (lane == i && i < n_units) start_copy(i, places);
+            if (lane == i && i < mine) start_copy(i, places);
         __syncwarp();
-        if (brings && lane >= STAGES && lane < n_units) prefetch(places);
+        if (brings && lane >= STAGES && lane < mine) prefetch(places);
     }
 
     u32 q[STEPS][M][4];
     load_query<M>(q, query, first_row, n_rows, quarter, lane);
+    int n_units = count_units();
+    if (!n_units) return;
     float o[M][COLUMN_TILES][4];
 #pragma unroll
     for (int m = 0; m < M; ++m)
@@ -754,12 +763,7 @@ __device__ __forceinline__ void attend(
             u32 a[M][4];
 #pragma unroll
             for (int m = 0; m < M; ++m) {
-                u32 p[4];
-                ::read_shared(p, base + Layout::P_AT + now * Layout::P + m * 512 + lane * 16);
-                a[m][0] = p[0];
-                a[m][1] = p[2];
-                a[m][2] = p[1];
-                a[m][3] = p[3];
+                ::read_shared(a[m], base + Layout::P_AT + now * Layout::P + m * 512 + lane * 16);
             }
             u32 moved_at = base + Layout::MOVED_AT + now * 32, moved;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(moved) : "r"(moved_at + (lane & 7) * 4) : "memory");
@@ -828,8 +832,9 @@ __device__ __forceinline__ void attend(
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[e] = exp2_fast(fmaf(x[e], scale2, -shift));
             norm = fmaf(norm, alpha, (x[0] + x[1]) + (x[2] + x[3]));
-            write_shared(base + Layout::P_AT + next * Layout::P + (warp >> 1) * 512 + (warp & 1) * 8 + lane * 16,
-                         pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+            u32 p_at = base + Layout::P_AT + next * Layout::P + (warp >> 1) * 512 + (warp & 1) * 4 + lane * 16;
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(p_at), "r"(pack_bf16(x[0], x[1])) : "memory");
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(p_at + 8), "r"(pack_bf16(x[2], x[3])) : "memory");
             u32 moved = __any_sync(~0u, moves);
             if ((lane & 3) == 0)
                 asm volatile("st.shared.f32 [%0], %1;" ::"r"(base + Layout::ALPHA_AT + next * (OCTETS * 32) +
