@@ -38,7 +38,7 @@ class CudaFault:
 FAULTS: dict[str, CudaFault] = {
     # Captured and padded buffers
     "padding_keeps_its_rows": CudaFault(frozenset({"scores", "out_latent", "untouched"})),
-    "padding_is_walkable": CudaFault(frozenset({"path", "raised", "bonus", "moves"})),
+    "padding_is_walkable": CudaFault(frozenset({"path", "answer", "bonus", "moves"})),
     "count_of_the_call_before": CudaFault(
         frozenset({"scores", "out_latent", "embedding", "hidden", "logits"})
     ),
@@ -106,7 +106,7 @@ FAULTS: dict[str, CudaFault] = {
         frozenset(),
         "rows",
         "const real* from = x + row * x_stride;",
-        "const real* from = x + row * (int)x_stride;",
+        "const real* from = x + (int)((u32)row * (u32)x_stride);",
     ),
 }
 

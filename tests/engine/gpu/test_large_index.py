@@ -116,17 +116,19 @@ def test_attention_reads_the_far_end(cuda_sets: dict[str, Any], cache: PagedCach
     assert abs(found - expected).max() <= 2.0**-7 * abs(expected).max()
 
 
-def check_far_rows(kernels: Any) -> None:
-    """Rows of a view that lie 2^30 elements apart."""
+def check_far_rows(kernels: Any, lead: int = 0) -> None:
+    """Rows of a view that lie 2^30 elements apart, `lead` elements into the memory."""
     cupy = pytest.importorskip("cupy")
     apart, width, rng = 2**30 + 8, 64, np.random.default_rng(3)
-    memory = cupy.zeros(3 * apart + width, cupy.uint16)
-    view = cupy.lib.stride_tricks.as_strided(memory, (4, width), (2 * apart, 2))
+    memory = cupy.zeros(lead + 3 * apart + width, cupy.uint16)
     host = stored(rng, 4, width)
+    bits = host.astype(ml_dtypes.bfloat16).view(np.uint16)
     for i in range(4):
-        memory[i * apart : i * apart + width] = kernels.upload_weight(host[i])
+        memory[lead + i * apart : lead + i * apart + width].set(bits[i])
+    view = cupy.lib.stride_tricks.as_strided(memory[lead:], (4, width), (2 * apart, 2))
     weight, ones = stored(rng, 24, width), np.ones(width, np.float32)
     cupy.cuda.Device().synchronize()  # CuPy wrote on another stream
+    np.testing.assert_array_equal(host, kernels.to_host(view))
 
     normed = kernels.to_host(kernels.rms_norm(view, kernels.upload_weight(ones), 0.0))
     product = kernels.to_host(kernels.linear(view, kernels.upload_weight(weight)))

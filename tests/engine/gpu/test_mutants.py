@@ -15,18 +15,23 @@ import pytest
 from cuda_faults import FAULTS, faulty_kernels
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
+import kdtr.conformance
 from kdtr.contract import DraftTree, ModelConfig
 from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_kernels import CudaKernels
 
+BASE = Path(kdtr.conformance.__file__).parent / "corpus" / "base.kdtr"
+# Of both bundles: lone roots, smaller trees after larger ones of a bucket, more than 64 nodes.
+CASES = ("ar", "orders", "scattered", "long")
 BY_THE_GATE = [name for name, fault in FAULTS.items() if fault.seen_at]
 
 # A process each: a faulty kernel may end the device's context, and all that follows with it.
 _JUDGED = """
 import json, sys
-from kdtr.conformance import load_engine, run_gate
-name, options, bundle = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-gate = run_gate(load_engine(name, options), [bundle], engine_name=name)
+from kdtr.conformance import Selection, load_engine, run_gate
+name, options, bundles, cases = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:5], sys.argv[5:]
+selection = Selection(cases=frozenset(cases), modes=frozenset({"stepwise", "round"}))
+gate = run_gate(load_engine(name, options), bundles, engine_name=name, selection=selection)
 bad = [finding for finding in gate.findings if finding.verdict.is_bad]
 print(json.dumps([gate.passed, [[finding.stage, *finding.rules] for finding in bad]]))
 """
@@ -44,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judged(name: str, options: dict[str, Any], bundle: Path) -> tuple[bool, list[list[str]]]:
     """Whether the gate passed, and of every bad finding the stage and its rules."""
     done = subprocess.run(
-        [sys.executable, "-c", _JUDGED, name, json.dumps(options), str(bundle)],
+        [sys.executable, "-c", _JUDGED, name, json.dumps(options), bundle, BASE, *CASES],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
@@ -102,9 +107,12 @@ def test_a_row_offset_of_32_bits_is_seen(small: ModelConfig) -> None:
 
 
 def test_a_row_stride_of_32_bits_is_seen() -> None:
-    """Row 2 of a view whose rows lie 2^30 + 8 apart, on the faulty kernel."""
+    """Row 2 of a view whose rows lie 2^30 + 8 apart, on the faulty kernel.
+
+    Its wrapped offset is negative, and within the memory that leads to the view.
+    """
     with faulty_kernels("row_stride_of_32_bits"):
         kernels = CudaKernels("bfloat16", graphs=False, guarded=False)
 
     with pytest.raises(AssertionError):
-        check_far_rows(kernels)
+        check_far_rows(kernels, lead=2**31)
