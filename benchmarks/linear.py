@@ -196,7 +196,9 @@ class Checks:
                 size = x[:rows].double().abs() @ w.double().abs().T
                 names = {cuda_linear.plan(ax, d.of(w), ax)}
                 if cuda_linear.fast(ax, d.of(w)):
-                    names |= set(cuda_linear.SHARED_BYTES)
+                    names |= {
+                        v for v in cuda_linear.SHARED_BYTES if v.split("_")[1] in ("stream", "wide")
+                    }
                 many = o >= 4096
                 same = None
                 for name in sorted(names):
@@ -231,6 +233,47 @@ class Checks:
                 size = torch.einsum("nhi,hoi->nho", x.abs(), w.double().abs())
                 self.close(f"batched {dtype} {n} {h} {o} {i}", out[:, :, :o], exact, size, dtype)
                 self.expect("batched rest", bool((out[:, :, o:] == 0).all()))
+                few = torch.zeros_like(out)
+                for row in range(n):
+                    one = slice(row, row + 1)
+                    cuda_linear.batched_linear(get, aq[one], d.of(w), d.of(few)[one, :, :o])
+                self.expect(f"batched alone {dtype} {n} {h}", torch.equal(few, out))
+        get = d.getter("linear", "bf16")
+        for n, h, c, nope, r in (
+            *((1, 8, 512, 128, 64), (17, 8, 512, 128, 64), (65, 64, 512, 128, 64)),
+            *((70, 3, 40, 24, 8), (6, 2, 33, 8, 0), (33, 4, 96, 200, 16)),
+        ):
+            q = self.random(n, h, nope + r, dtype="bf16")
+            w = self.random(h, c, nope, dtype="bf16", scale=nope**-0.5)
+            angle = torch.rand(n, r // 2, device="cuda") * 6
+            cos, sin = angle.cos(), angle.sin()
+            rows = max(1, n - n // 3)
+            q[rows:] = float("nan")
+            query = torch.full((n, h, c + r), 7.0, device="cuda").bfloat16()
+            count = d.of(torch.tensor([rows], device="cuda"))
+            self.expect("fast query", cuda_linear.fast_query(d.of(q), d.of(w)))
+            tables = (d.cp.empty((n, 0), d.cp.float32),) * 2 if r == 0 else (d.of(cos), d.of(sin))
+            cuda_linear.latent_query(get, d.of(q), d.of(w), *tables, d.of(query), count)
+            x = q[:rows].double()
+            exact = torch.einsum("nhi,hoi->nho", x[..., :nope], w.double())
+            size = torch.einsum("nhi,hoi->nho", x[..., :nope].abs(), w.double().abs())
+            label = f"latent query n={n} h={h} c={c}"
+            self.close(label, query[:rows, :, :c], exact, size, "bf16")
+            first, second = x[..., nope : nope + r // 2], x[..., nope + r // 2 :]
+            by_cos, by_sin = cos[:rows, None].double(), sin[:rows, None].double()
+            turned = torch.cat(
+                (first * by_cos - second * by_sin, second * by_cos + first * by_sin), -1
+            )
+            if r:
+                largest = first.abs() + second.abs()
+                largest = torch.cat((largest, largest), -1)
+                self.close(label + " rope", query[:rows, :, c:], turned, largest, "bf16")
+            self.expect(label + " padding", bool((query[rows:] == 7).all()))
+            alone = torch.zeros(1, h, c + r, device="cuda").bfloat16()
+            last = slice(rows - 1, rows)
+            one = [t[last] for t in tables]
+            cuda_linear.latent_query(get, d.of(q)[last], d.of(w), *one, d.of(alone))
+            self.expect(label + " alone", torch.equal(alone[0], query[rows - 1]))
 
     def router(self) -> None:
         torch, d = self.torch, self.d
@@ -520,20 +563,30 @@ class Times:
                 if self.variants:
                     many = o >= 4096
                     for name in cuda_linear.SHARED_BYTES:
-                        kind, a, b, *_ = name.split("_")[1:]
+                        kind, a, *others = name.split("_")[1:]
+                        if kind not in ("stream", "wide"):
+                            continue
+                        b = others[0]
                         rows = int(b if kind == "stream" else a)
                         fits = (a == "32") == many if kind == "stream" else (b == "8") == many
                         if fits and name != chosen and (n <= rows <= 24 or (n > 40 and rows == 65)):
                             names.append(name)
                 for name in names:
-                    for overlap in (False, True):
+                    for overlap, ahead in ((False, 0), (True, 0), (True, 24_000_000)):
+                        if ahead == 0 and overlap and not self.variants:
+                            continue
 
-                        def calls(name: str = name, overlap: bool = overlap) -> None:
+                        def calls(
+                            name: str = name, overlap: bool = overlap, ahead: int = ahead
+                        ) -> None:
                             for w in arrays:
-                                cuda_linear.run(get, name, ax, w, out, count, overlap=overlap)
+                                cuda_linear.run(
+                                    get, name, ax, w, out, count, overlap=overlap, ahead=ahead
+                                )
 
                         what = f"{label} {name}{' overlap' if overlap else ''}"
-                        self.note(what, n, n_bytes, d.time_us(calls, copies, 0.15))
+                        what += " ahead" if ahead else ""
+                        self.note(what, n, n_bytes, d.time_us(calls, copies, 0.1))
                 what = f"{label} cuBLAS"
                 functional = torch.nn.functional.linear
                 kept = d.time_us(lambda: [functional(x, w) for w in weights], copies, 0.15)
@@ -560,6 +613,35 @@ class Times:
             xt = x.transpose(0, 1).contiguous()
             kept = d.time_us(lambda: [torch.bmm(xt, w.transpose(1, 2)) for w in weights], 160, 0.15)
             self.note("8 heads 512x128 cuBLAS bmm", n, h * o * i * 2, kept)
+        for h in (8, 64):
+            copies = 160 if h == 8 else 20
+            shape = (h, o, i)
+            stacks = [torch.randn(shape, device="cuda").bfloat16() for _ in range(copies)]
+            arrays = [d.of(w) for w in stacks]
+            for n in ROWS:
+                q = d.of(torch.randn(n, h, i + 64, device="cuda").bfloat16())
+                cos, sin = (d.of(torch.rand(n, 32, device="cuda")) for _ in range(2))
+                query = d.cp.empty((n, h, o + 64), d.cp.int16)
+                for overlap in (False, True):
+
+                    def queries(overlap: bool = overlap) -> None:
+                        for w in arrays:
+                            cuda_linear.latent_query(get, q, w, cos, sin, query, overlap=overlap)
+
+                    what = f"latent query, {h} heads{' overlap' if overlap else ''}"
+                    self.note(what, n, h * o * i * 2, d.time_us(queries, copies, 0.1))
+                x = d.cp.empty((n, h, o), d.cp.int16)
+                x.fill(0)
+                out = d.cp.empty((n, h, i), d.cp.int16)
+                backs = [w.reshape(h, i, o) for w in arrays]
+                for overlap in (False, True):
+
+                    def values(overlap: bool = overlap) -> None:
+                        for w in backs:
+                            cuda_linear.batched_linear(get, x, w, out, overlap=overlap)
+
+                    what = f"{h} heads 128x512{' overlap' if overlap else ''}"
+                    self.note(what, n, h * o * i * 2, d.time_us(values, copies, 0.1))
 
     def experts(self) -> None:
         torch, d = self.torch, self.d
@@ -645,6 +727,13 @@ class Times:
 
                 what = f"router, choice and groups{' overlap' if overlap else ''}"
                 self.note(what, n, e * m * 2, d.time_us(route, len(gates), 0.2))
+
+                def scores(overlap: bool = overlap) -> None:
+                    for gate in gate_arrays:
+                        cuda_experts.router_scores(get, ax, gate, count, overlap=overlap)
+
+                what = f"  router alone{' overlap' if overlap else ''}"
+                self.note(what, n, e * m * 2, d.time_us(scores, len(gates), 0.1))
 
     def peers(
         self, n: int, x: Any, ids: list[Any], weights: Any, gate_up: Any, down: Any, n_bytes: float,

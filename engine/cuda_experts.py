@@ -25,12 +25,14 @@ MAX_EXPERTS, MAX_CHOSEN, MAX_GROUPS = 512, 16, 32
 _ROUTER_PARTS = 4
 _ACTIVATIONS = {"sigmoid": 1, "softmax": 2}  # contract.SIGMOID, SOFTMAX
 
+_CHOOSE_BLOCK = 128
+
 # Dynamic shared memory by kernel.
 SHARED_BYTES = {
-    "router_stream_8": 4 * 12 * 1024,
-    "router_stream_24": 4 * 12 * 1024,
-    "gate_up_stream": 8 * 6 * 2048,
-    "down_stream": 8 * 10 * 1024,
+    "router_stream_8": 4 * 8 * 3 * 512,
+    "router_stream_24": 4 * 6 * 5 * 512,
+    "gate_up_stream": 8 * 9216,
+    "down_stream": 8 * 5 * 4 * 512,
 }
 
 
@@ -71,8 +73,10 @@ def router_scores(
     else:
         name, block, grid = "router_any", BLOCK, (-(-e // 16), -(-n // 8), 1)
         parts = cupy.empty((1, n, e), cupy.float32)
-    shared = SHARED_BYTES.get(name, 0)
-    launch(kernel(name), grid, block, shared, (x, gate, parts, count, n, e, m, stride), overlap)
+    arguments: tuple[Any, ...] = (x, gate, parts, count, n, e, m, stride)
+    if name != "router_any":
+        arguments += (1 << 16 if overlap else 0,)  # steps that L2 is asked for: all
+    launch(kernel(name), grid, block, SHARED_BYTES.get(name, 0), arguments, overlap)
     return parts
 
 
@@ -97,8 +101,8 @@ def choose_experts(
     ids, weights = cupy.empty((n, k), cupy.int64), cupy.empty((n, k), cupy.float32)
     launch(
         kernel("choose"),
-        (-(-n // 4), 1, 1),
-        128,
+        (n, 1, 1),
+        _CHOOSE_BLOCK,
         0,
         (
             *(scores, final, correction_bias, ids, weights, groups, arrived(), count, n, e, k),
@@ -142,9 +146,9 @@ def moe(
     (n, k), (e, m, i) = ids.shape, down.shape
     if groups is None:
         groups = new_groups(n, e, k)
-        launch(kernel("group"), (1, 1, 1), 128, 0, (ids, groups, count, n, e, k), overlap)
+        launch(kernel("group"), (1, 1, 1), _CHOOSE_BLOCK, 0, (ids, groups, count, n, e, k), overlap)
     shared_gate_up, shared_down = shared or (None, None)
-    s = shared_down.shape[1] if shared else 0
+    s = shared[1].shape[1] if shared else 0
     every = (gate_up, down, *(shared or ()))
     fast = all(cuda_linear.fast(x, weight) for weight in every)
     inner, y = cupy.empty((n * k, i), x.dtype), cupy.empty((n * k, m), x.dtype)
@@ -210,7 +214,7 @@ def _gate_up(
     name = "gate_up_stream" if fast else "gate_up_any"
     launch(
         kernel(name),
-        ((2 if fast else 8) * multiprocessors(), 1, 1),
+        ((3 if fast else 8) * multiprocessors(), 1, 1),
         BLOCK,
         SHARED_BYTES.get(name, 0),
         (

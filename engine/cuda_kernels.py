@@ -330,7 +330,7 @@ class CudaKernels:
     @_on_stream
     def linear(self, x: Array, weight: Array) -> Array:
         return cuda_linear.linear(
-            partial(self._modules.kernel, "linear"), x, weight, self._count(len(x))
+            partial(self._modules.kernel, "linear"), x, weight, self._count(len(x)), overlap=True
         )
 
     @_on_stream
@@ -342,6 +342,7 @@ class CudaKernels:
             gate_up,
             down,
             self._count(len(x)),
+            overlap=True,
         )
 
     # Attention
@@ -398,6 +399,11 @@ class CudaKernels:
         _, c, d = w_kc.shape
         r = width - d
         query = self._empty((n, h, c + r), self._real)
+        if cuda_linear.fast_query(q, w_kc):
+            kernel = partial(self._modules.kernel, "linear")
+            count = self._count(n)
+            cuda_linear.latent_query(kernel, q, w_kc, cos, sin, query, count, overlap=True)
+            return query[..., :c], query[..., c:]
         warps = _BLOCK // 32
         self._launch(
             "latents",
@@ -450,7 +456,12 @@ class CudaKernels:
         n, h, _ = out_latent.shape
         out = self._empty((n, h, w_vc.shape[1]), self._real)
         cuda_linear.batched_linear(
-            partial(self._modules.kernel, "linear"), out_latent, w_vc, out, self._count(n)
+            partial(self._modules.kernel, "linear"),
+            out_latent,
+            w_vc,
+            out,
+            self._count(n),
+            overlap=True,
         )
         return out.reshape(n, -1)
 
@@ -461,7 +472,9 @@ class CudaKernels:
         kernel = partial(self._modules.kernel, "experts")
         groups = cuda_experts.new_groups(len(x), len(gate), config.num_experts_per_tok)
         count = self._count(len(x))
-        chosen = cuda_experts.route(kernel, x, gate, correction_bias, config, count, groups)
+        chosen = cuda_experts.route(
+            kernel, x, gate, correction_bias, config, count, groups, overlap=True
+        )
         return Routed(*chosen, groups)
 
     @_on_stream
@@ -477,6 +490,7 @@ class CudaKernels:
             None if shared is None else (shared.gate_up, shared.down),
             self._count(len(x)),
             routed.groups,
+            overlap=True,
         )
 
     # Decisions

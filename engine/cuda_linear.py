@@ -20,24 +20,44 @@ Kernel = Any  # cupy.RawKernel
 GetKernel = Callable[[str], Kernel]
 
 BLOCK = 256
-_WIDE = 128  # rows of the weights of a block of linear_wide
-_MANY = 4096  # rows of weights from which blocks take 32, and sums 8 slices instead of 16
-_ROWS_OF_STREAM, _ROWS_OF_WIDE = (8, 24), (24, 40, 65)
-_STAGES_OF_WIDE = {24: 5, 40: 4, 65: 4}
+_MANY = 4096  # rows of weights from which sums have 8 slices instead of 16
 _MAX_TILES = 1 << 18  # that linear_wide counts
+_AHEAD_BYTES = 24_000_000  # that L2 is asked for while the launch ahead still runs
+
+# Stages, by kernel: linear_stream_<rows of weights>_<rows of x>_<stages> holds 8 warps' own.
+_STREAM = {(16, 8): (4, 8), (16, 24): (4,), (32, 8): (3, 4), (32, 24): (3,)}
+# linear_wide_<rows of x>_<slices>_<bands of 32 rows of weights>: by rows and bands.
+_WIDE = {(24, 4): 5, (40, 4): 4, (65, 4): 4, (24, 2): 4, (40, 2): 3, (65, 2): 3}
+# linear_heads_<rows of x>
+_HEADS = {8: 4, 24: 4, 65: 3}
+
+
+def _wide_bytes(rows: int, bands: int) -> int:
+    return _WIDE[rows, bands] * (16_384 + 8 // bands * 64 * rows)
+
+
+def _heads_bytes(rows: int, i: int = 1 << 20) -> int:
+    steps = -(-i // 32)
+    stages = min(_HEADS[rows], -(-steps // 4)) * (8_192 + 256 * rows)
+    return max(stages, 4 * 1_024 * -(-rows // 8))  # the warps' sums
+
 
 # Dynamic shared memory, at most, by kernel.
 SHARED_BYTES = {
     **{
-        f"linear_stream_{o}_{rows}_{stages}": 8 * stages * (o // 16) * 1024
-        for o, deep in ((16, (4, 10)), (32, (3, 6)))
-        for rows in _ROWS_OF_STREAM
-        for stages in deep
+        f"linear_stream_{o}_{rows}_{stages}": 8 * stages * (2 * o // 16 + rows // 8) * 512
+        for (o, rows), depths in _STREAM.items()
+        for stages in depths
     },
     **{
-        f"linear_wide_{rows}_{slices}": stages * (16_384 + 128 * rows)
-        for rows, stages in _STAGES_OF_WIDE.items()
+        f"linear_wide_{rows}_{slices}_{bands}": _wide_bytes(rows, bands)
+        for rows, bands in _WIDE
         for slices in (8, 16)
+    },
+    **{
+        f"{kind}_{rows}": _heads_bytes(rows)
+        for kind in ("linear_heads", "latent_query")
+        for rows in _HEADS
     },
 }
 
@@ -77,19 +97,56 @@ def batched_linear(
     size = x.itemsize
     strides = (x.strides[0], x.strides[1], out.strides[0], out.strides[1])
     if fast(x, weight):
-        rows = 8 if n <= 8 else 24
-        name = f"linear_stream_16_{rows}_4"
-        grid, shared = (-(-o // 16), -(-n // rows), h), SHARED_BYTES[name]
+        rows = _rows_of_heads(n)
+        name, block, shared = f"linear_heads_{rows}", 128, _heads_bytes(rows, i)
+        grid = (-(-o // 32), h, -(-n // rows))
     else:
-        name, grid, shared = "linear_any", (-(-o // 16), -(-n // 8), h), 0
+        name, block, shared, grid = "linear_any", BLOCK, 0, (-(-o // 16), -(-n // 8), h)
     launch(
         kernel(name),
         grid,
-        BLOCK,
+        block,
         shared,
         (x, weight, out, count, n, o, i, *(ctypes.c_longlong(s // size) for s in strides)),
         overlap,
     )
+
+
+def latent_query(
+    kernel: GetKernel,
+    q: Array,
+    w_kc: Array,
+    cos: Array,
+    sin: Array,
+    query: Array,
+    count: Array | None = None,
+    *,
+    overlap: bool = False,
+) -> None:
+    """q [n, h, d + r], w_kc [h, c, d], cos and sin [n, r / 2] float32 -> query [n, h, c + r].
+
+    All contiguous, and q and w_kc such that `fast_query` holds.
+    """
+    n, h, width = q.shape
+    _, c, d = w_kc.shape
+    rows = _rows_of_heads(n)
+    launch(
+        kernel(f"latent_query_{rows}"),
+        (-(-c // 32) + 1, h, -(-n // rows)),
+        128,
+        _heads_bytes(rows, d),
+        (q, w_kc, cos, sin, query, count, n, c, d, width - d),
+        overlap,
+    )
+
+
+def fast_query(q: Array, w_kc: Array) -> bool:
+    """Whether `latent_query` can."""
+    return bool(q.flags.c_contiguous) and fast(q, w_kc)
+
+
+def _rows_of_heads(n: int) -> int:
+    return 8 if n <= 8 else 24 if n <= 24 else 65
 
 
 def plan(x: Array, weight: Array, out: Array) -> str:
@@ -98,13 +155,18 @@ def plan(x: Array, weight: Array, out: Array) -> str:
     if not fast(x, weight):
         return "linear_any"
     many = o >= _MANY
-    rows = 40 if n <= 40 else 65
-    if n > 24 and -(-o // _WIDE) * -(-n // rows) <= _MAX_TILES:
-        return f"linear_wide_{rows}_{8 if many else 16}"
-    blocks = -(-o // (32 if many else 16))
-    deep = blocks <= 2 * multiprocessors()  # all at once, with as much in flight as fits
-    stages = (6 if deep else 3) if many else (10 if deep else 4)
-    return f"linear_stream_{32 if many else 16}_{8 if n <= 8 else 24}_{stages}"
+    slices, o_rows = (8, 32) if many else (16, 16)
+    small = weight.nbytes < 10_000_000
+    if n > (24 if small else 8):
+        rows = 24 if n <= 24 else 40 if n <= 40 else 65
+        tiles = -(-o // 128) * -(-n // rows)
+        bands = 4 if tiles * slices // 2 >= multiprocessors() and not small else 2
+        if 2 * tiles + 2 <= _MAX_TILES:
+            return f"linear_wide_{rows}_{slices}_{bands}"
+    if n > 8:
+        return f"linear_stream_{o_rows}_24_{_STREAM[o_rows, 24][0]}"
+    deep = -(-o // o_rows) <= 2 * multiprocessors()  # all at once, with as much in flight as fits
+    return f"linear_stream_{o_rows}_8_{_STREAM[o_rows, 8][int(deep)]}"
 
 
 def run(
@@ -116,30 +178,37 @@ def run(
     count: Array | None,
     *,
     overlap: bool = False,
+    ahead: int = _AHEAD_BYTES,
 ) -> None:
-    """The kernel of that name, whatever the shape; `linear_stream` and `linear_wide`: if `fast`."""
+    """The kernel of that name, whatever the shape; `linear_stream` and `linear_wide`: if `fast`.
+
+    ahead  bytes of the weights that L2 is asked for early, of launches that overlap
+    """
     import cupy
 
     n, (o, i) = len(x), weight.shape
     x_stride = ctypes.c_longlong(x.strides[0] // x.itemsize)
     out_stride = ctypes.c_longlong(out.strides[0] // out.itemsize)
-    zero = ctypes.c_longlong(0)
     kind, *numbers = name.split("_")[1:]
-    if kind == "wide":
-        rows, slices = map(int, numbers)
-        grid = (-(-o // _WIDE), slices // 2, -(-n // rows))
-        parts = cupy.empty((grid[1], grid[2], rows, grid[0] * _WIDE), cupy.float32)
-        shared = _STAGES_OF_WIDE[rows] * (16_384 + 128 * min(n, rows))
-        arguments: tuple[Any, ...] = (x, weight, out, parts, arrived(), count, n, o, i)
-        launch(kernel(name), grid, BLOCK, shared, (*arguments, x_stride, out_stride), overlap)
-        return
     if kind == "any":
-        o_rows, rows, shared = 16, 8, 0
+        zero = ctypes.c_longlong(0)
+        grid = (-(-o // 16), -(-n // 8), 1)
+        arguments: tuple[Any, ...] = (x, weight, out, count, n, o, i, x_stride, zero, out_stride)
+        launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
+    elif kind == "wide":
+        rows, slices, bands = map(int, numbers)
+        grid = (-(-o // (32 * bands)), slices * bands // 8, -(-n // rows))
+        tiles = -(-rows // 8) * 8
+        parts = cupy.empty((grid[1], grid[2], grid[0], 32 * bands * tiles), cupy.float32)
+        far = ahead // (64 * o * slices) if overlap else 0
+        arguments = (x, weight, out, parts, arrived(), count, n, o, i, x_stride, out_stride, far)
+        launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
     else:
-        o_rows, rows, shared = int(numbers[0]), int(numbers[1]), SHARED_BYTES[name]
-    grid = (-(-o // o_rows), -(-n // rows), 1)
-    arguments = (x, weight, out, count, n, o, i, x_stride, zero, out_stride, zero)
-    launch(kernel(name), grid, BLOCK, shared, arguments, overlap)
+        o_rows, rows = int(numbers[0]), int(numbers[1])
+        grid = (-(-o // o_rows), -(-n // rows), 1)
+        far = ahead // (64 * o * 8) if overlap else 0  # 8 warps
+        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride, far)
+        launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
 
 
 def fast(x: Array, weight: Array) -> bool:

@@ -56,10 +56,11 @@ extern "C" __global__ void __launch_bounds__(256) router_any(
 #define ROUTER_PARTS 4
 #ifdef STORE_BF16
 // A block sums 4 slices of 16 experts, a warp each.
-// grid (ceil(e / 16), ROUTER_PARTS, ceil(n / 8 NT))   block 128   shared memory 4 * DEPTH * 1024
+// grid (ceil(e / 16), ROUTER_PARTS, ceil(n / 8 NT))   block 128   shared memory 4 * DEPTH * (2 + NT) * 512
 template <int NT, int DEPTH>
 __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, float* parts,
-                                              const i64* count, int n, int e, int m, i64 x_stride) {
+                                              const i64* count, int n, int e, int m, i64 x_stride, int far) {
+    const int FIFO_BYTES = DEPTH * (2 + NT) * 512;
     let_successor_start();
     i64 rows = rows_that_count(count, n);
     i64 row_0 = (i64)blockIdx.z * (8 * NT);
@@ -80,25 +81,26 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
     int end = slice_begin(slice + 1, 4 * ROUTER_PARTS, steps);
     float acc[1][NT][4];
     stream<1, NT, DEPTH, false>(acc, gate + (i64)e_0 * m, w_at, x + row_0 * x_stride, x_at, m, 8 * t,
-                                begin, begin, end,
-                                shared_address(memory) + warp * (DEPTH * 1024) + lane * 16);
+                                begin, begin, end, shared_address(memory) + warp * FIFO_BYTES, far);
     __syncwarp();
-    put_sums(reinterpret_cast<float*>(memory + warp * (DEPTH * 1024)), acc);
+    put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
     __syncthreads();
     for (int at = threadIdx.x; at < 8 * NT * 16; at += 128) {
         i64 row = row_0 + at / 16;
         int expert = e_0 + at % 16;
-        float sum = tree_sum<4>(reinterpret_cast<float*>(memory) + at, DEPTH * 256);
+        float sum = tree_sum<4>(reinterpret_cast<float*>(memory) + at, FIFO_BYTES / 4);
         if (row < rows && expert < e) parts[((i64)blockIdx.y * n + row) * e + expert] = sum;
     }
 }
 extern "C" __global__ void __launch_bounds__(128) router_stream_8(
-    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride) {
-    router_stream<1, 12>(x, gate, parts, count, n, e, m, x_stride);
+    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride,
+    int far) {
+    router_stream<1, 8>(x, gate, parts, count, n, e, m, x_stride, far);
 }
 extern "C" __global__ void __launch_bounds__(128) router_stream_24(
-    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride) {
-    router_stream<3, 12>(x, gate, parts, count, n, e, m, x_stride);
+    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride,
+    int far) {
+    router_stream<3, 6>(x, gate, parts, count, n, e, m, x_stride, far);
 }
 #endif
 
@@ -106,7 +108,9 @@ extern "C" __global__ void __launch_bounds__(128) router_stream_24(
 
 #define MAX_EXPERTS 512
 #define MAX_CHOSEN 16
-#define CHOOSE_WARPS 4
+#define CHOOSE_THREADS 128
+#define PER_THREAD (MAX_EXPERTS / CHOOSE_THREADS)
+#define CHOOSE_WARPS (CHOOSE_THREADS / 32)
 
 // Larger is better: a larger value, then the lower id. NaN is below -inf; 0 is taken.
 __device__ __forceinline__ u64 rank_key(float value, int id) {
@@ -115,90 +119,141 @@ __device__ __forceinline__ u64 rank_key(float value, int id) {
     return (u64)bits << 32 | (0xffffffffu - (u32)id);
 }
 __device__ __forceinline__ int id_of(u64 key) { return (int)(0xffffffffu - (u32)key); }
+__device__ __forceinline__ u32 warp_largest(u32 x) {
+    u32 most;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x));
+    return most;
+}
 __device__ __forceinline__ u64 warp_best(u64 key) {
-    for (int offset = 16; offset; offset >>= 1) {
-        u64 other = __shfl_xor_sync(0xffffffffu, key, offset);
-        key = other > key ? other : key;
-    }
-    return key;
+    u32 upper = warp_largest((u32)(key >> 32));
+    u32 lower = warp_largest((u32)(key >> 32) == upper ? (u32)key : 0);
+    return (u64)upper << 32 | lower;
 }
 
-// By one block. ids [n][k]; scratch: MAX_EXPERTS ints.
+// By one block of CHOOSE_THREADS; ids [n][k], a row's differ. Rows are taken ROW_BITS at a time, as
+// bits of each expert.
+#define ROW_WORDS 4
+#define ROW_BITS (32 * ROW_WORDS)
+struct Grouping {
+    u32 rows_of[ROW_WORDS][MAX_EXPERTS];
+    int next[MAX_EXPERTS];  // pairs of an expert; then its next pair
+    int warp_pairs[CHOOSE_WARPS], warp_touched[CHOOSE_WARPS];
+};
 __device__ __forceinline__ void group_pairs(int* groups, const i64* ids, int rows, int n, int e, int k,
-                                            int* scratch) {
+                                            Grouping& of) {
     int* touched = groups + 1;
     int* first = groups + 1 + e;
     int* pair_row = groups + 2 + 2 * e;
     int* pair_of = pair_row + (i64)n * k;
-    int lane = threadIdx.x & 31;
-    for (int expert = threadIdx.x; expert < e; expert += blockDim.x) scratch[expert] = 0;
-    __syncthreads();
-    for (int q = threadIdx.x; q < rows * k; q += blockDim.x) atomicAdd(&scratch[(int)__ldcg(ids + q)], 1);
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    // Two prefix sums in one: pairs in the upper bits (below 2^41), touched experts in the lower 20.
-    const int PER_LANE = MAX_EXPERTS / 32;
-    u64 mine = 0;
-    for (int j = 0; j < PER_LANE; ++j) {
-        int expert = lane * PER_LANE + j;
-        int pairs = expert < e ? scratch[expert] : 0;
-        mine += (u64)pairs << 20 | (pairs ? 1 : 0);
+    int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, total = rows * k;
+    bool once = rows <= ROW_BITS;
+    for (int expert = thread; expert < MAX_EXPERTS; expert += CHOOSE_THREADS) {
+        of.next[expert] = 0;
+#pragma unroll
+        for (int word = 0; word < ROW_WORDS; ++word) of.rows_of[word][expert] = 0;
     }
-    u64 before = mine;
+    __syncthreads();
+#pragma unroll 4
+    for (int q = thread; q < total; q += CHOOSE_THREADS) {
+        int expert = (int)__ldcg(ids + q), row = q / k;
+        atomicAdd(&of.next[expert], 1);
+        if (once) atomicOr(&of.rows_of[row >> 5][expert], 1u << (row & 31));
+    }
+    __syncthreads();
+    int pairs[PER_THREAD], n_pairs = 0, n_touched = 0;
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+        pairs[j] = of.next[thread * PER_THREAD + j];
+        n_pairs += pairs[j];
+        n_touched += pairs[j] > 0;
+    }
+    int pairs_before = n_pairs, touched_before = n_touched;
+#pragma unroll
     for (int offset = 1; offset < 32; offset <<= 1) {
-        u64 other = __shfl_up_sync(0xffffffffu, before, offset);
-        if (lane >= offset) before += other;
+        int p = __shfl_up_sync(0xffffffffu, pairs_before, offset);
+        int t = __shfl_up_sync(0xffffffffu, touched_before, offset);
+        if (lane >= offset) {
+            pairs_before += p;
+            touched_before += t;
+        }
     }
     if (lane == 31) {
-        int n_touched = (int)(before & 0xfffff);
-        groups[0] = n_touched;
-        first[n_touched] = (int)(before >> 20);
+        of.warp_pairs[warp] = pairs_before;
+        of.warp_touched[warp] = touched_before;
     }
-    before -= mine;
-    for (int j = 0; j < PER_LANE; ++j) {
-        int expert = lane * PER_LANE + j;
-        int pairs = expert < e ? scratch[expert] : 0;
-        if (pairs) {
-            int at = (int)(before & 0xfffff), begin = (int)(before >> 20);
-            touched[at] = expert;
-            first[at] = begin;
-            scratch[expert] = begin;
-            before += (u64)pairs << 20 | 1;
+    pairs_before -= n_pairs;
+    touched_before -= n_touched;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < CHOOSE_WARPS; ++w)
+        if (w < warp) {
+            pairs_before += of.warp_pairs[w];
+            touched_before += of.warp_touched[w];
+        }
+    if (thread == CHOOSE_THREADS - 1) {
+        groups[0] = touched_before + n_touched;
+        first[touched_before + n_touched] = pairs_before + n_pairs;
+    }
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+        of.next[thread * PER_THREAD + j] = pairs_before;
+        if (pairs[j]) {
+            touched[touched_before] = thread * PER_THREAD + j;
+            first[touched_before] = pairs_before;
+            pairs_before += pairs[j];
+            ++touched_before;
         }
     }
-    __syncwarp();
-    // Rows upwards, 32 pairs at a time; scratch[expert] is where its next pair goes.
-    for (int base = 0; base < rows * k; base += 32) {
-        int q = base + lane;
-        int expert = q < rows * k ? (int)__ldcg(ids + q) : -1;
-        u32 same = __match_any_sync(0xffffffffu, expert);
-        u32 lower = same & ((1u << lane) - 1);
-        int begin = expert >= 0 ? scratch[expert] : 0;
-        __syncwarp();
-        if (expert >= 0) {
-            int pair = begin + __popc(lower);
-            if (!lower) scratch[expert] = begin + __popc(same);
-            pair_row[pair] = q / k;
+    for (int row_0 = 0; row_0 < rows; row_0 += ROW_BITS) {
+        int begin = row_0 * k, end = min(rows, row_0 + ROW_BITS) * k;
+        if (!once) {
+            for (int q = begin + thread; q < end; q += CHOOSE_THREADS) {
+                int row = q / k - row_0;
+                atomicOr(&of.rows_of[row >> 5][(int)__ldcg(ids + q)], 1u << (row & 31));
+            }
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int q = begin + thread; q < end; q += CHOOSE_THREADS) {
+            int expert = (int)__ldcg(ids + q), row = q / k, bit = row - row_0;
+            int pair = of.next[expert];
+#pragma unroll
+            for (int word = 0; word < ROW_WORDS; ++word) {
+                u32 lower = bit >= 32 * word + 32 ? 0xffffffffu
+                            : bit > 32 * word     ? (1u << (bit & 31)) - 1
+                                                  : 0;
+                pair += __popc(of.rows_of[word][expert] & lower);
+            }
+            pair_row[pair] = row;
             pair_of[q] = pair;
         }
-        __syncwarp();
+        if (end == total) break;
+        __syncthreads();
+        for (int expert = thread; expert < MAX_EXPERTS; expert += CHOOSE_THREADS)
+#pragma unroll
+            for (int word = 0; word < ROW_WORDS; ++word) {
+                of.next[expert] += __popc(of.rows_of[word][expert]);
+                of.rows_of[word][expert] = 0;
+            }
+        __syncthreads();
     }
 }
 
 // grid 1   block 128
-extern "C" __global__ void __launch_bounds__(128) group(
+extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS) group(
     const i64* ids,   // [n][k]
     int* groups, const i64* count, int n, int e, int k)
 {
-    __shared__ int scratch[MAX_EXPERTS];
+    __shared__ Grouping of;
     let_successor_start();
     wait_for_predecessor();
-    group_pairs(groups, ids, (int)rows_that_count(count, n), n, e, k, scratch);
+    group_pairs(groups, ids, (int)rows_that_count(count, n), n, e, k, of);
 }
 
-// A warp per row. activation: 0 the sum of the parts is the score, 1 sigmoid, 2 softmax.
-// grid ceil(n / 4)   block 128   shared memory static
-extern "C" __global__ void __launch_bounds__(128) choose(
+// A block per row: each warp ranks its experts, the first one the warps' best. activation: 0 the sum of the
+// parts is the score, 1 sigmoid, 2 softmax.
+// grid n   block 128   shared memory static
+extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS) choose(
     const float* parts,            // [n_parts][n][e], n_parts a power of two up to 4
     float* scores,                 // [n][e], or null
     const float* correction_bias,  // [e]
@@ -209,116 +264,162 @@ extern "C" __global__ void __launch_bounds__(128) choose(
     const i64* count, int n, int e, int k, int n_parts, int activation, int n_group, int topk_group,
     int normalise, float factor)
 {
-    __shared__ float score_of[CHOOSE_WARPS][MAX_EXPERTS];
-    __shared__ float biased_of[CHOOSE_WARPS][MAX_EXPERTS];
-    __shared__ int scratch[MAX_EXPERTS];
-    __shared__ int chosen_of[CHOOSE_WARPS][MAX_CHOSEN];
+    __shared__ float score[MAX_EXPERTS];
+    __shared__ float biased[MAX_EXPERTS];
+    __shared__ u64 best_of[CHOOSE_WARPS * MAX_CHOSEN];
+    __shared__ int chosen[MAX_CHOSEN];
+    __shared__ float scratch[32];
+    __shared__ u32 kept_groups;
+    __shared__ Grouping of;
     __shared__ int is_last;
     let_successor_start();
+    int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31;
+    i64 rows = rows_that_count(count, n), row = blockIdx.x;
+    float bias[PER_THREAD];
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) {
+        int expert = j * CHOOSE_THREADS + thread;
+        bias[j] = expert < e ? correction_bias[expert] : 0.f;
+    }
     wait_for_predecessor();
-    i64 rows = rows_that_count(count, n);
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    i64 row = (i64)blockIdx.x * CHOOSE_WARPS + warp;
     if (row < rows) {
-        float* score = score_of[warp];
-        float* biased = biased_of[warp];
-        int* chosen = chosen_of[warp];
         i64 stride = (i64)n * e;
-        float top = NEG_INF;
-        for (int expert = lane; expert < e; expert += 32) {
+        float raw[PER_THREAD], most = NEG_INF;
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            int expert = j * CHOOSE_THREADS + thread;
             const float* part = parts + row * e + expert;
-            float raw = part[0];
-            if (n_parts == 2) raw = part[0] + part[stride];
-            if (n_parts == 4) raw = (part[0] + part[stride]) + (part[2 * stride] + part[3 * stride]);
-            if (activation == 1) raw = sigmoid(raw);
-            score[expert] = raw;
-            top = fmaxf(top, raw);
+            raw[j] = NEG_INF;
+            if (expert < e) {
+                raw[j] = part[0];
+                if (n_parts == 2) raw[j] = part[0] + part[stride];
+                if (n_parts == 4) raw[j] = (part[0] + part[stride]) + (part[2 * stride] + part[3 * stride]);
+                if (activation == 1) raw[j] = sigmoid(raw[j]);
+                most = fmaxf(most, raw[j]);
+            }
         }
         if (activation == 2) {
-            top = warp_max(top);
+            most = warp_max(most);
+            if (lane == 0) scratch[warp] = most;
+            __syncthreads();
+            for (int w = 0; w < CHOOSE_WARPS; ++w) most = fmaxf(most, scratch[w]);
+            __syncthreads();
             float total = 0.f;
-            for (int expert = lane; expert < e; expert += 32) {
-                float p = expf(score[expert] - top);
-                score[expert] = p;
-                total += p;
+#pragma unroll
+            for (int j = 0; j < PER_THREAD; ++j) {
+                raw[j] = expf(raw[j] - most);
+                if (j * CHOOSE_THREADS + thread < e) total += raw[j];
             }
-            total = warp_sum(total);
-            for (int expert = lane; expert < e; expert += 32) score[expert] /= total;
+            total = block_sum(total, scratch);
+#pragma unroll
+            for (int j = 0; j < PER_THREAD; ++j) raw[j] /= total;
         }
-        for (int expert = lane; expert < e; expert += 32) {
-            biased[expert] = score[expert] + correction_bias[expert];
-            if (scores) scores[row * e + expert] = score[expert];
+        u64 keys[PER_THREAD];
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            int expert = j * CHOOSE_THREADS + thread;
+            keys[j] = 0;
+            if (expert < e) {
+                float value = raw[j] + bias[j];
+                score[expert] = raw[j];
+                biased[expert] = value;
+                if (scores) scores[row * e + expert] = raw[j];
+                keys[j] = rank_key(value, expert);
+            }
         }
-        __syncwarp();
         int per_group = e / n_group;
         if (topk_group < n_group) {
-            u64 key = 0;
-            if (lane < n_group) {
-                const float* member = biased + lane * per_group;
-                float best = NEG_INF, second = NEG_INF;
-                for (int j = 0; j < per_group; ++j) {
-                    float v = member[j];
-                    if (v > best) {
-                        second = best;
-                        best = v;
-                    } else if (v > second) {
-                        second = v;
+            __syncthreads();
+            if (warp == 0) {
+                u64 key = 0;
+                if (lane < n_group) {
+                    const float* member = biased + lane * per_group;
+                    float best = NEG_INF, second = NEG_INF;
+                    for (int j = 0; j < per_group; ++j) {
+                        float v = member[j];
+                        if (v > best) {
+                            second = best;
+                            best = v;
+                        } else if (v > second) {
+                            second = v;
+                        }
+                    }
+                    key = rank_key(per_group > 1 ? second + best : best, lane);
+                }
+                bool kept = false;
+                for (int j = 0; j < topk_group; ++j) {
+                    u64 best = warp_best(key);
+                    if (key == best && key) {
+                        kept = true;
+                        key = 0;
                     }
                 }
-                key = rank_key(per_group > 1 ? second + best : best, lane);
+                u32 all = __ballot_sync(0xffffffffu, kept);
+                if (lane == 0) kept_groups = all;
             }
-            bool kept = false;
-            for (int j = 0; j < topk_group; ++j) {
-                u64 best = warp_best(key);
-                if (key == best && key) {
-                    kept = true;
-                    key = 0;
-                }
-            }
-            u32 kept_groups = __ballot_sync(0xffffffffu, kept);
-            for (int expert = lane; expert < e; expert += 32)
-                if (!(kept_groups >> (expert / per_group) & 1)) biased[expert] = NEG_INF;
-            __syncwarp();
-        }
-        u64 keys[MAX_EXPERTS / 32];
+            __syncthreads();
 #pragma unroll
-        for (int j = 0; j < MAX_EXPERTS / 32; ++j) {
-            int expert = j * 32 + lane;
-            keys[j] = expert < e ? rank_key(biased[expert], expert) : 0;
+            for (int j = 0; j < PER_THREAD; ++j) {
+                int expert = j * CHOOSE_THREADS + thread;
+                if (expert < e && !(kept_groups >> (expert / per_group) & 1))
+                    keys[j] = rank_key(NEG_INF, expert);
+            }
         }
+        // The warp's k best, 0 where it has fewer.
         for (int c = 0; c < k; ++c) {
-            u64 best = 0;
+            u64 mine = 0;
 #pragma unroll
-            for (int j = 0; j < MAX_EXPERTS / 32; ++j) best = keys[j] > best ? keys[j] : best;
-            best = warp_best(best);
+            for (int j = 0; j < PER_THREAD; ++j) mine = keys[j] > mine ? keys[j] : mine;
+            u64 best = warp_best(mine);
 #pragma unroll
-            for (int j = 0; j < MAX_EXPERTS / 32; ++j)
+            for (int j = 0; j < PER_THREAD; ++j)
                 if (keys[j] == best) keys[j] = 0;
-            if (lane == 0) chosen[c] = id_of(best);
+            if (lane == 0) best_of[warp * k + c] = best;
         }
-        __syncwarp();
-        int id = lane < k ? chosen[lane] : 0, place = 0;
-        for (int c = 0; c < k; ++c) place += chosen[c] < id;
-        if (lane < k) biased[place] = score[id];  // free by now: the chosen scores, ids ascending
-        __syncwarp();
-        float total = 0.f;
-        for (int c = 0; c < k; ++c) total += biased[c];
-        if (lane < k) {
-            float weight = normalise ? score[id] / (total + 1e-20f) : score[id];
-            ids[row * k + place] = id;
-            weights[row * k + place] = weight * factor;
+        __syncthreads();
+        if (warp == 0) {
+            const int HELD = CHOOSE_WARPS * MAX_CHOSEN / 32;
+#pragma unroll
+            for (int j = 0; j < HELD; ++j) {
+                int at = j * 32 + lane;
+                u64 mine = at < CHOOSE_WARPS * k ? best_of[at] : 0;
+                int larger = 0;
+#pragma unroll 8
+                for (int other = 0; other < CHOOSE_WARPS * k; ++other) larger += best_of[other] > mine;
+                if (mine && larger < k) chosen[larger] = id_of(mine);
+            }
+            __syncwarp();
+            int id = lane < k ? chosen[lane] : 0, place = 0;
+            for (int c = 0; c < k; ++c) place += chosen[c] < id;
+            float mine = lane < k ? score[id] : 0.f;
+            if (lane < k) biased[place] = mine;  // free by now: the chosen scores, ids ascending
+            __syncwarp();
+            float total = 0.f;
+            for (int c = 0; c < k; ++c) total += biased[c];
+            if (lane < k) {
+                float weight = normalise ? mine / (total + 1e-20f) : mine;
+                ids[row * k + place] = id;
+                weights[row * k + place] = weight * factor;
+            }
         }
     }
     if (!groups) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(arrived, 1) == (int)gridDim.x - 1;
-        if (is_last) *arrived = 0;
-        __threadfence();
+    if (gridDim.x == 1) {
+        __syncthreads();
+    } else {
+        if (warp == 0) {
+            __threadfence();
+            __syncwarp();
+        }
+        if (thread == 0) {
+            is_last = atomicAdd(arrived, 1) == (int)gridDim.x - 1;
+            if (is_last) *arrived = 0;
+            __threadfence();
+        }
+        __syncthreads();
+        if (!is_last) return;
     }
-    __syncthreads();
-    if (is_last) group_pairs(groups, ids, (int)rows, n, e, k, scratch);
+    group_pairs(groups, ids, (int)rows, n, e, k, of);
 }
 
 // Experts
@@ -384,12 +485,12 @@ extern "C" __global__ void __launch_bounds__(256) gate_up_any(
 __device__ __forceinline__ void combine(real* out, const real* y, const real* shared_y,
                                         const float* weights, const int* pair_of, i64 row, int at,
                                         int k, int m) {
-    float sum = 0.f;
-    if (pair_of)
-        for (int j = 0; j < k; ++j)
-            sum += weights[row * k + j] * to_float(y[(i64)pair_of[row * k + j] * m + at]);
+    float sum = 0.f, shared_part = shared_y ? to_float(shared_y[row * m + at]) : 0.f;
+#pragma unroll 8
+    for (int j = 0; j < k; ++j)
+        sum += weights[row * k + j] * to_float(y[(i64)pair_of[row * k + j] * m + at]);
     sum = stored(sum);
-    if (shared_y) sum += to_float(shared_y[row * m + at]);
+    if (shared_y) sum += shared_part;
     store(out + row * m + at, sum);
 }
 
@@ -439,22 +540,24 @@ extern "C" __global__ void __launch_bounds__(256) down_any(
 
 #ifdef STORE_BF16
 
-#define GATE_UP_DEPTH 6  // stages
-#define DOWN_DEPTH 10
+// Shared memory a warp, and the stages that it makes for up to 8 NT pairs.
+#define GATE_UP_BYTES 9216
+#define GATE_UP_DEPTH(NT) (GATE_UP_BYTES / ((2 + NT) * 512))
+#define DOWN_TILES 2  // of pairs, at most
+#define DOWN_DEPTH 5
+#define DOWN_STAGE ((2 + DOWN_TILES) * 512)
 
-// 16 inner values of one expert for up to 8 NT of its pairs: rows of gate and of up side by side.
+// 8 inner values of one expert for up to 8 NT of its pairs: rows of gate, then of up.
 // rows_of  rows of x of these pairs; null: first_row and on
 template <int NT>
 __device__ __forceinline__ void gate_up_tile(const bf16* x, const bf16* w, bf16* to,
                                              const int* rows_of, int first_row, int pairs, int width,
                                              int at_0, int m, u32 x_stride) {
-    const int FIFO_BYTES = GATE_UP_DEPTH * 2048;
-    static_assert(FIFO_BYTES >= 8 * NT * 32 * 4, "a warp's sums take the place of its stages");
+    static_assert(GATE_UP_BYTES >= 8 * NT * 16 * 4, "a warp's sums take the place of its stages");
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    u32 w_at[4], x_at[NT];
+    u32 w_at[2], x_at[NT];
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-        w_at[j] = (u32)((j >> 1) * width + min(at_0 + (j & 1) * 8 + g, width - 1)) * m + 8 * t;
+    for (int j = 0; j < 2; ++j) w_at[j] = (u32)(j * width + min(at_0 + g, width - 1)) * m + 8 * t;
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
         int pair = j * 8 + g;
@@ -463,41 +566,46 @@ __device__ __forceinline__ void gate_up_tile(const bf16* x, const bf16* w, bf16*
     }
     int steps = n_steps(m);
     int begin = slice_begin(warp, 8, steps), end = slice_begin(warp + 1, 8, steps);
-    float acc[2][NT][4];
-    stream<2, NT, GATE_UP_DEPTH, false>(acc, w, w_at, x, x_at, m, 8 * t, begin, begin, end,
-                                        shared_address(memory) + warp * FIFO_BYTES + lane * 16);
+    float acc[1][NT][4];
+    stream<1, NT, GATE_UP_DEPTH(NT), false>(acc, w, w_at, x, x_at, m, 8 * t, begin, begin, end,
+                                            shared_address(memory) + warp * GATE_UP_BYTES, 0);
     __syncwarp();
-    put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
+    put_sums(reinterpret_cast<float*>(memory + warp * GATE_UP_BYTES), acc);
     __syncthreads();
-    for (int v = threadIdx.x; v < 8 * NT * 16; v += 256) {
-        int pair = v / 16, at = at_0 + v % 16;
-        const float* part = reinterpret_cast<float*>(memory) + v / 16 * 32 + v % 16;
-        float gate = tree_sum<8>(part, FIFO_BYTES / 4), up = tree_sum<8>(part + 16, FIFO_BYTES / 4);
+    for (int v = threadIdx.x; v < 8 * NT * 8; v += 256) {
+        int pair = v / 8, at = at_0 + v % 8;
+        const float* part = reinterpret_cast<float*>(memory) + pair * 16 + v % 8;
+        float gate = tree_sum<8>(part, GATE_UP_BYTES / 4), up = tree_sum<8>(part + 8, GATE_UP_BYTES / 4);
         if (pair < pairs && at < width) store(to + (i64)pair * width + at, silu_mul(gate, up));
     }
     __syncthreads();
 }
 
-// grid any   block 256   shared memory 8 * GATE_UP_DEPTH * 2048
-extern "C" __global__ void __launch_bounds__(256, 2) gate_up_stream(
+// grid any   block 256   shared memory 8 * GATE_UP_BYTES
+extern "C" __global__ void __launch_bounds__(256, 3) gate_up_stream(
     const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, bf16* inner, bf16* shared_inner,
     const int* groups, const i64* count, int n, int e, int k, int m, int i, int s, i64 x_stride)
 {
     let_successor_start();
     wait_for_predecessor();
-    int shared_items = shared_gate_up ? (s + 15) / 16 : 0, items = (i + 15) / 16;
-    int total = shared_items + (groups ? groups[0] * items : 0);
-    for (int item = blockIdx.x; item < total; item += gridDim.x) {
+    int shared_items = shared_gate_up ? (s + 7) / 8 : 0, items = (i + 7) / 8;
+    int rows_in_all = (int)rows_that_count(count, n), touched = groups ? groups[0] : 0;
+    for (int item = blockIdx.x;; item += gridDim.x) {
         const bf16* w = shared_gate_up;
         bf16* to = shared_inner;
         const int* rows_of = nullptr;
-        int width = s, at_0 = item * 16, pairs = (int)rows_that_count(count, n);
+        int width = s, at_0 = item * 8, pairs = rows_in_all;
         if (item >= shared_items) {
-            int j = (item - shared_items) / items, first = groups[1 + e + j];
-            at_0 = (item - shared_items - j * items) * 16;
-            pairs = groups[2 + e + j] - first;
+            if (!groups) break;
+            // Read before it is known whether there is an item: the number of experts takes as long.
+            int j = (item - shared_items) / items, slot = min(j, e - 1);
+            int expert = groups[1 + slot], first = groups[1 + e + slot], end = groups[2 + e + slot];
+            asm volatile("" ::"r"(expert), "r"(first), "r"(end));
+            if (j >= touched) break;
+            at_0 = (item - shared_items - j * items) * 8;
+            pairs = end - first;
             width = i;
-            w = gate_up + (i64)groups[1 + j] * 2 * i * m;
+            w = gate_up + (i64)expert * 2 * i * m;
             to = inner + (i64)first * i;
             rows_of = groups + 2 + 2 * e + first;
         }
@@ -518,51 +626,79 @@ extern "C" __global__ void __launch_bounds__(256, 2) gate_up_stream(
 // A warp's stream in down_stream: units upwards in steps of 8; in a unit, passes over its pairs, each
 // over all of the expert's inner width. One unit is 16 rows of w of one expert.
 struct Cursor {
-    const bf16* w;  // this lane's row g, at element 8t
-    u32 lower;      // from there to row g + 8
-    Job job;
-    int unit, step, steps, base;
+    int unit, step, steps, base, pairs, width, first;
+    bool shared;
 };
 
 struct DownStream {
-    const bf16* down;
-    const bf16* shared_down;
+    const bf16 *down, *shared_down, *inner, *shared_inner;
     const int* touched;  // shared memory, as are first's
     const int* first;
     int n_touched, n_units, row_tiles, tile_0, m, i, s, rows;
 
+    __device__ __forceinline__ int row_of(const Cursor& c) const {
+        return (tile_0 + c.unit % row_tiles) * 16;
+    }
     __device__ __forceinline__ void open(Cursor& c) const {
         if (c.unit >= n_units) return;
-        int lane = threadIdx.x & 31;
-        int j = c.unit / row_tiles, row = (tile_0 + c.unit % row_tiles) * 16 + (lane >> 2);
-        if (j < n_touched)
-            c.job = {touched[j], i, first[j + 1] - first[j], first[j], false};
-        else
-            c.job = {0, s, rows, 0, true};
-        int upper = min(row, m - 1);
-        c.w = (c.job.shared ? shared_down : down + c.job.expert * m * i) + (i64)upper * c.job.width +
-              8 * (lane & 3);
-        c.lower = (u32)(min(row + 8, m - 1) - upper) * c.job.width;
-        c.steps = n_steps(c.job.width);
+        int j = c.unit / row_tiles;
+        c.shared = j >= n_touched;
+        c.width = c.shared ? s : i;
+        c.first = c.shared ? 0 : first[j];
+        c.pairs = c.shared ? rows : first[j + 1] - c.first;
+        c.steps = n_steps(c.width);
         c.step = 0;
         c.base = 0;
     }
-    __device__ __forceinline__ int pass_rows(const Cursor& c) const {
-        return c.job.pairs - c.base <= 8 ? 8 : 24;
+};
+
+// What a cursor copies next: this lane's chunk of row g of w, from there to row g + 8, and of the pairs.
+struct Source {
+    const bf16* w;
+    const bf16* x[DOWN_TILES];
+    u32 lower;
+    int left;  // elements of the row from this lane's chunk on
+
+    __device__ __forceinline__ void open(const DownStream& from, const Cursor& c) {
+        if (c.unit >= from.n_units) return;
+        int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        int row = from.row_of(c) + g, upper = min(row, from.m - 1);
+        int j = c.unit / from.row_tiles;
+        w = (c.shared ? from.shared_down : from.down + (i64)from.touched[j] * from.m * from.i) +
+            (i64)upper * c.width + 8 * t;
+        lower = (u32)(min(row + 8, from.m - 1) - upper) * c.width;
+        left = c.width - 8 * t;
+        open_pass(from, c);
     }
-    // Copies a step of 16 rows and goes on to the next.
-    __device__ __forceinline__ void produce(Cursor& c, u32 to) const {
-        if (c.unit < n_units) {
+    __device__ __forceinline__ void open_pass(const DownStream& from, const Cursor& c) {
+        int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+        const bf16* first_x = (c.shared ? from.shared_inner : from.inner + (i64)c.first * c.width) + 8 * t;
+#pragma unroll
+        for (int n = 0; n < DOWN_TILES; ++n) {
+            int pair = c.base + n * 8 + g;
+            x[n] = pair < c.pairs ? first_x + (i64)pair * c.width : nullptr;
+        }
+    }
+    // Copies a step and goes on to the next.
+    __device__ __forceinline__ void produce(const DownStream& from, Cursor& c, u32 to) {
+        if (c.unit < from.n_units) {
             int k = c.step * STEP;
-            bool valid = k + 8 * (int)(threadIdx.x & 3) < c.job.width;
-            copy_16(to, c.w + (valid ? k : 0), valid);
-            copy_16(to + 512, c.w + c.lower + (valid ? k : 0), valid);
+            bool valid = k < left;
+            k = valid ? k : 0;
+            copy_16(to, w + k, valid);
+            copy_16(to + 512, w + lower + k, valid);
+#pragma unroll
+            for (int n = 0; n < DOWN_TILES; ++n)
+                if (x[n]) copy_16(to + (2 + n) * 512, x[n] + k, valid);
             if (++c.step == c.steps) {
                 c.step = 0;
-                c.base += pass_rows(c);
-                if (c.base >= c.job.pairs) {
+                c.base += 8 * DOWN_TILES;
+                if (c.base < c.pairs) {
+                    open_pass(from, c);
+                } else {
                     c.unit += 8;
-                    open(c);
+                    from.open(c);
+                    open(from, c);
                 }
             }
         }
@@ -570,50 +706,9 @@ struct DownStream {
     }
 };
 
-template <int NT>
-__device__ __forceinline__ void down_pass(const DownStream& from, const Cursor& now, Cursor& later,
-                                          const bf16* x, bf16* to, u32 fifo, u32& full, u32& empty) {
-    int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, width = now.job.width;
-    const bf16* x_row[NT];
-    uint4 ahead[NT];
-    float acc[NT][4];
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-        int pair = now.base + j * 8 + g;
-        x_row[j] = pair < now.job.pairs ? x + (i64)pair * width + 8 * t : nullptr;
-        ahead[j] = read_16(x_row[j], x_row[j] && 8 * t < width);
-#pragma unroll
-        for (int q = 0; q < 4; ++q) acc[j][q] = 0.f;
-    }
-    for (int step = 0; step < now.steps; ++step) {
-        wait_for_stage<DOWN_DEPTH - 2>();
-        uint4 b[NT];
-        int k = (step + 1) * STEP;
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-            b[j] = ahead[j];
-            ahead[j] = read_16(x_row[j] + k, x_row[j] && k + 8 * t < width);
-        }
-        uint4 upper = read_shared_16(full), lower = read_shared_16(full + 512);
-        from.produce(later, empty);
-        full = full == fifo + (DOWN_DEPTH - 1) * 1024 ? fifo : full + 1024;
-        empty = empty == fifo + (DOWN_DEPTH - 1) * 1024 ? fifo : empty + 1024;
-#pragma unroll
-        for (int j = 0; j < NT; ++j) mma_step(acc[j], upper, lower, b[j]);
-    }
-    int row = (from.tile_0 + now.unit % from.row_tiles) * 16 + g;
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
-            int pair = now.base + j * 8 + 2 * t + (q & 1), at = row + 8 * (q >> 1);
-            if (pair < now.job.pairs && at < from.m) store(to + (i64)pair * from.m + at, acc[j][q]);
-        }
-}
-
 // A block owns 16 row_tiles columns of the result, for all experts: a warp streams 16 rows of one expert's
 // `down` after another, without a pause between them, and the block adds up at the end.
-// grid ceil(m / (16 row_tiles))   block 256   shared memory 8 * DOWN_DEPTH * 1024
+// grid ceil(m / (16 row_tiles))   block 256   shared memory 8 * DOWN_DEPTH * DOWN_STAGE
 extern "C" __global__ void __launch_bounds__(256, 2) down_stream(
     const bf16* inner, const bf16* shared_inner, const bf16* down, const bf16* shared_down, bf16* y,
     bf16* shared_y, bf16* out, const float* weights, const int* groups, const i64* count, int n, int e,
@@ -625,33 +720,58 @@ extern "C" __global__ void __launch_bounds__(256, 2) down_stream(
     wait_for_predecessor();
     int rows = (int)rows_that_count(count, n);
     int n_touched = groups[0];
-    for (int j = threadIdx.x; j <= n_touched; j += 256) {
-        if (j < n_touched) touched[j] = groups[1 + j];
+    // Of more than are touched, so as not to wait for their number.
+    int most = (int)min((i64)e, (i64)n * k);
+    for (int j = threadIdx.x; j <= most; j += 256) {
+        if (j < most) touched[j] = groups[1 + j];
         first[j] = groups[1 + e + j];
     }
     __syncthreads();
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     bool has_shared = shared_down && rows > 0;
-    DownStream from = {down, shared_down, touched, first, n_touched,
+    DownStream from = {down, shared_down, inner, shared_inner, touched, first, n_touched,
                        (n_touched + (has_shared ? 1 : 0)) * row_tiles, row_tiles,
                        (int)blockIdx.x * row_tiles, m, i, s, rows};
     Cursor now, later;
+    Source source;
     now.unit = later.unit = warp;
     from.open(now);
     from.open(later);
-    u32 fifo = shared_address(memory) + warp * (DOWN_DEPTH * 1024) + lane * 16;
-    for (int d = 0; d < DOWN_DEPTH - 1; ++d) from.produce(later, fifo + d * 1024);
-    u32 full = fifo, empty = fifo + (DOWN_DEPTH - 1) * 1024;
+    source.open(from, later);
+    u32 fifo = shared_address(memory) + warp * (DOWN_DEPTH * DOWN_STAGE);
+    u32 copy_to = fifo + copy_place(), w_from = fifo + w_place(), x_from = fifo + x_place() + 1024;
+    for (int d = 0; d < DOWN_DEPTH - 1; ++d) source.produce(from, later, copy_to + d * DOWN_STAGE);
+    u32 full = 0, empty = (DOWN_DEPTH - 1) * DOWN_STAGE;
     while (now.unit < from.n_units) {
-        const bf16* x = now.job.shared ? shared_inner : inner + (i64)now.job.first * i;
-        bf16* to = now.job.shared ? shared_y : y + (i64)now.job.first * m;
-        int pass_rows = from.pass_rows(now);
-        if (pass_rows == 8)
-            down_pass<1>(from, now, later, x, to, fifo, full, empty);
-        else
-            down_pass<3>(from, now, later, x, to, fifo, full, empty);
-        now.base += pass_rows;
-        if (now.base >= now.job.pairs) {
+        float acc[DOWN_TILES][4];
+#pragma unroll
+        for (int j = 0; j < DOWN_TILES; ++j)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) acc[j][q] = 0.f;
+        for (int step = 0; step < now.steps; ++step) {
+            wait_for_stage<DOWN_DEPTH - 2>();
+            __syncwarp();
+            uint4 a_0 = load_matrices(w_from + full), a_1 = load_matrices((w_from ^ 32) + full);
+            uint4 b[DOWN_TILES];
+#pragma unroll
+            for (int j = 0; j < DOWN_TILES; ++j) b[j] = load_matrices(x_from + full + j * 512);
+            source.produce(from, later, copy_to + empty);
+            full = full == (DOWN_DEPTH - 1) * DOWN_STAGE ? 0 : full + DOWN_STAGE;
+            empty = empty == (DOWN_DEPTH - 1) * DOWN_STAGE ? 0 : empty + DOWN_STAGE;
+#pragma unroll
+            for (int j = 0; j < DOWN_TILES; ++j) mma_step(acc[j], a_0, a_1, b[j]);
+        }
+        int row = from.row_of(now) + g;
+        bf16* to = now.shared ? shared_y : y + (i64)now.first * m;
+#pragma unroll
+        for (int j = 0; j < DOWN_TILES; ++j)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) {
+                int pair = now.base + j * 8 + 2 * t + (q & 1), at = row + 8 * (q >> 1);
+                if (pair < now.pairs && at < m) store(to + (i64)pair * m + at, acc[j][q]);
+            }
+        now.base += 8 * DOWN_TILES;
+        if (now.base >= now.pairs) {
             now.unit += 8;
             from.open(now);
         }

@@ -2,15 +2,17 @@
 //
 // linear_stream_*   few rows: a block owns 16 or 32 rows of w and all of i; each of its 8 warps streams
 //                   its part of i, and the block adds the warps' sums.
-// linear_wide_*     more rows: a block owns 128 rows of w and two slices of i, and shares its part of x
-//                   among its warps; the last block of a tile to arrive adds the blocks' sums.
+// linear_wide_*     more rows: a block owns 64 or 128 rows of w and 4 or 2 slices of i, and shares its part
+//                   of x among its warps; the last block of a tile to arrive adds the blocks' sums.
+// linear_heads_*    per head, small w: a block owns 32 rows of w and all of i.
+// latent_query_*    linear_heads with the rotated part of the query beside it.
 // linear_any        any shape and alignment, float32 or bfloat16: a warp per two rows of w.
 //
-// The first two are of bfloat16 and take rows of 16-byte chunks: base addresses and strides are
-// multiples of 8 elements, and so is i. They add in one order (stream.cuh), whatever the number of
-// rows and whichever of them runs: a row's bits do not depend on the other rows (batch invariance).
-// The launcher takes 16 slices (blocks of 16 rows of w) or 8 (of 32) by the shape of w alone, and
-// linear_any, which has an order of its own, by shape and alignment.
+// All but the last are of bfloat16 and take rows of 16-byte chunks: base addresses and strides are
+// multiples of 8 elements, and so is i. The first two add in one order (stream.cuh), whatever the number
+// of rows and whichever of them runs: a row's bits do not depend on the other rows (batch invariance).
+// The launcher takes 16 slices (blocks of 16 rows of w) or 8 (of 32) by the shape of w alone. linear_heads
+// and linear_any have orders of their own, and are chosen by shape and alignment.
 //
 // Head g of `heads` reads x + g x_head, w + g o i, and writes y + g y_head; without heads, g is 0.
 // Rows from `count` on are padding: neither read nor written.
@@ -50,12 +52,12 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(
 
 #ifdef STORE_BF16
 
-// grid (ceil(o / 16 MT), ceil(n / 8 NT), heads)   block 256   shared memory 8 * DEPTH * MT * 1024
+// grid (ceil(o / 16 MT), ceil(n / 8 NT))   block 256   shared memory 8 * DEPTH * (2 MT + NT) * 512
 template <int MT, int NT, int DEPTH>
 __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16* y,
                                               const i64* count, int n, int o, int i, i64 x_stride,
-                                              i64 x_head, i64 y_stride, i64 y_head) {
-    const int R = 16 * MT, FIFO_BYTES = DEPTH * MT * 1024;
+                                              i64 y_stride, int far) {
+    const int R = 16 * MT, FIFO_BYTES = DEPTH * (2 * MT + NT) * 512;
     const int SLICES = MT == 1 ? 16 : 8, EACH = SLICES / 8;
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
     let_successor_start();
@@ -66,7 +68,6 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
         return;
     }
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    i64 head = blockIdx.z;
     int o_0 = blockIdx.x * R;
     u32 w_at[2 * MT], x_at[NT];
 #pragma unroll
@@ -79,10 +80,9 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     int middle = slice_begin(warp * EACH + 1, SLICES, steps);
     int end = slice_begin((warp + 1) * EACH, SLICES, steps);
     float acc[MT][NT][4];
-    stream<MT, NT, DEPTH, EACH == 2>(acc, w + (head * o + o_0) * i, w_at,
-                                     x + head * x_head + row_0 * x_stride, x_at, i, 8 * t, begin,
-                                     middle, end,
-                                     shared_address(memory) + warp * FIFO_BYTES + lane * 16);
+    stream<MT, NT, DEPTH, EACH == 2>(acc, w + (i64)o_0 * i, w_at, x + row_0 * x_stride, x_at, i, 8 * t,
+                                     begin, middle, end, shared_address(memory) + warp * FIFO_BYTES,
+                                     far);
     __syncwarp();
     put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
     __syncthreads();
@@ -90,20 +90,164 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
         i64 row = row_0 + e / R;
         int at = o_0 + e % R;
         float sum = tree_sum<8>(reinterpret_cast<float*>(memory) + e, FIFO_BYTES / 4);
-        if (row < rows && at < o) store(y + head * y_head + row * y_stride + at, sum);
+        if (row < rows && at < o) store(y + row * y_stride + at, sum);
     }
 }
 
-// A warp takes 32 of the block's 128 rows of w, and one (side 0 or 1) of its two slices.
-// grid (ceil(o / 128), SLICES / 2, ceil(n / ROWS))   block 256
-// shared memory DEPTH * (16384 + 128 min(n, ROWS))
-#define WIDE_ROWS 128
-template <int ROWS, int DEPTH, int SLICES>
-__device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* y, float* parts,
+template <int PARTS>
+__device__ __forceinline__ float4 tree_sum(float4 (&v)[PARTS]) {
+#pragma unroll
+    for (int width = 1; width < PARTS; width *= 2)
+#pragma unroll
+        for (int p = 0; p < PARTS; p += 2 * width) {
+            v[p].x += v[p + width].x;
+            v[p].y += v[p + width].y;
+            v[p].z += v[p + width].z;
+            v[p].w += v[p + width].w;
+        }
+    return v[0];
+}
+
+// The sums of a block: rows of w in bands of 32, one slice of i a side, a warp for each of both, and up to
+// ROWS rows of x that the warps of a side share. A stage: the warps' 4 tiles of w each, then the sides' rows
+// of x.
+//
+// x, w   first row of each; the weights are those of this block
+// slice  of SLICES, that of side 0
+template <int ROWS, int DEPTH, int SLICES, int BANDS, int SIDES>
+struct Shared {
+    static const int NT = (ROWS + 7) / 8, BAND_THREADS = BANDS * 32;
+    static const int X_BYTES = ROWS * 64, STAGE = BANDS * SIDES * 2048 + SIDES * X_BYTES;
+    static const int PASSES = (ROWS + BANDS * 8 - 1) / (BANDS * 8);  // over the rows of a side
+
+    // Into shared memory, in place of the stages.
+    static __device__ __forceinline__ void sum(const bf16* x, const bf16* w, int tile_rows, int w_rows, int i,
+                                               i64 x_stride, int slice, int far) {
+        int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+        int band = warp % BANDS, side = warp / BANDS, of_side = threadIdx.x - side * BAND_THREADS;
+        int steps = n_steps(i);
+        int begin = slice_begin(slice + side, SLICES, steps);
+        int end = slice_begin(slice + side + 1, SLICES, steps);
+        u32 w_at[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w_at[j] = min(band * 32 + j * 8 + g, w_rows - 1) * i + 8 * t;
+        u32 w_stage = shared_address(memory) + warp * 2048;
+        u32 x_stage = shared_address(memory) + BANDS * SIDES * 2048 + side * X_BYTES;
+        u32 w_to = w_stage + copy_place();
+        int row_0 = of_side >> 2;
+        u32 x_to = x_stage + row_0 * 64 + (t ^ ((row_0 >> 1) & 3)) * 16;
+        const bf16* x_lane = x + row_0 * x_stride + 8 * t;
+        i64 pass_stride = BANDS * 8 * x_stride;
+        float acc[2][NT][4];
+        clear(acc);
+#pragma unroll
+        for (int d = 0; d < DEPTH - 1; ++d) {
+            int k = (begin + d) * STEP;
+            if (begin + d < end)
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    copy_16(w_to + d * STAGE + j * 512, w + w_at[j] + k, k + 8 * t < i);
+            end_of_stage();
+        }
+        int near = (begin + DEPTH - 1) * STEP, far_end = min(min(near + far * STEP, end * STEP), i);
+        if (t == 0 && near < far_end)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) prefetch(w + w_at[j] + near, (far_end - near) * 2);
+        wait_for_predecessor();
+        uint4 early[DEPTH - 1][PASSES];
+#pragma unroll
+        for (int d = 0; d < DEPTH - 1; ++d)
+#pragma unroll
+            for (int p = 0; p < PASSES; ++p) {
+                int k = (begin + d) * STEP;
+                early[d][p] = read_16(x_lane + p * pass_stride + k, row_0 + p * BANDS * 8 < tile_rows &&
+                                                                        begin + d < end && k + 8 * t < i);
+            }
+#pragma unroll
+        for (int d = 0; d < DEPTH - 1; ++d)
+#pragma unroll
+            for (int p = 0; p < PASSES; ++p)
+                if (row_0 + p * BANDS * 8 < tile_rows && begin + d < end)
+                    write_shared_16(x_to + d * STAGE + p * BANDS * 512, early[d][p]);
+        u32 w_from = w_stage + w_place(), x_from = x_stage + x_place();
+        // The last tile of x may have one row alone.
+        u32 x_last = ROWS % 8 ? x_stage + (NT - 1) * 512 + (lane >> 3) * 16 : x_from + (NT - 1) * 512;
+        u32 full = 0, empty = (DEPTH - 1) * STAGE;
+#pragma unroll 1
+        for (int s = begin; s < end; ++s) {
+            wait_for_stage<DEPTH - 2>();
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + side), "n"(BAND_THREADS) : "memory");
+            if (s + DEPTH - 1 < end) {
+                int k = (s + DEPTH - 1) * STEP;
+                bool valid = k + 8 * t < i;
+#pragma unroll
+                for (int j = 0; j < 4; ++j) copy_16(w_to + empty + j * 512, w + w_at[j] + k, valid);
+#pragma unroll
+                for (int p = 0; p < PASSES; ++p)
+                    if (row_0 + p * BANDS * 8 < tile_rows)
+                        copy_16(x_to + empty + p * BANDS * 512, x_lane + p * pass_stride + k, valid);
+            }
+            end_of_stage();
+            uint4 a[2][2];
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                a[m][0] = load_matrices(w_from + full + m * 1024);
+                a[m][1] = load_matrices((w_from ^ 32) + full + m * 1024);
+            }
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+                uint4 b = load_matrices((n == NT - 1 ? x_last : x_from + n * 512) + full);
+#pragma unroll
+                for (int m = 0; m < 2; ++m) mma_step(acc[m][n], a[m][0], a[m][1], b);
+            }
+            full = full == (DEPTH - 1) * STAGE ? 0 : full + STAGE;
+            empty = empty == (DEPTH - 1) * STAGE ? 0 : empty + STAGE;
+        }
+        wait_for_stage<0>();
+        __syncthreads();  // the stages are free
+        float4* sums = reinterpret_cast<float4*>(memory) + warp * (2 * NT * 32) + lane;
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+                sums[(2 * n + m) * 32] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+        __syncthreads();
+    }
+
+    // This lane's 4 of `at`: the 16 rows of w `at % 2` of a band, the 8 rows of x `at / 2`.
+    static __device__ __forceinline__ float4 total(int band, int at) {
+        const float4* sums = reinterpret_cast<const float4*>(memory) + (band * 2 * NT + at) * 32 +
+                             (threadIdx.x & 31);
+        float4 v[SIDES];
+#pragma unroll
+        for (int side = 0; side < SIDES; ++side) v[side] = sums[side * (BANDS * 2 * NT * 32)];
+        return tree_sum(v);
+    }
+};
+
+// The 16 rows of w from `at` on, the 8 rows of x from `row` on, of a lane's sums.
+__device__ __forceinline__ void put_tile(bf16* y, i64 y_stride, float4 sum, int row, int rows, int at,
+                                         int o) {
+    int lane = threadIdx.x & 31;
+    float v[4] = {sum.x, sum.y, sum.z, sum.w};
+    row += 2 * (lane & 3);
+    at += lane >> 2;
+#pragma unroll
+    for (int q = 0; q < 4; ++q)
+        if (row + (q & 1) < rows && at + 8 * (q >> 1) < o)
+            store(y + (row + (q & 1)) * y_stride + at + 8 * (q >> 1), v[q]);
+}
+
+// 8 warps: BANDS bands, 8 / BANDS sides. Bands are 32 rows of w.
+// grid (ceil(o / 32 BANDS), SLICES / sides, ceil(n / ROWS))   block 256   shared memory DEPTH stages
+template <int ROWS, int DEPTH, int SLICES, int BANDS>
+__device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* y, float4* parts,
                                             int* arrived, const i64* count, int n, int o, int i,
-                                            i64 x_stride, i64 y_stride) {
+                                            i64 x_stride, i64 y_stride, int far) {
     __shared__ int is_last;
-    const int PARTS = SLICES / 2, NT = (ROWS + 7) / 8;
+    const int SIDES = 8 / BANDS, PARTS = SLICES / SIDES, NT = (ROWS + 7) / 8;
+    typedef Shared<ROWS, DEPTH, SLICES, BANDS, SIDES> Block;
+    static_assert(DEPTH * Block::STAGE >= 8 * 2 * NT * 512, "sums take the place of stages");
     let_successor_start();
     i64 rows = rows_that_count(count, n);
     i64 row_0 = (i64)blockIdx.z * ROWS;
@@ -111,98 +255,20 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
         wait_for_predecessor();
         return;
     }
-    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);  // of x, here
-    int x_bytes = 128 * min(n, ROWS);                                  // of a stage
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    int band = warp & 3, side = warp >> 2;
-    int o_0 = blockIdx.x * WIDE_ROWS + band * 32;
-    const bf16* w_band = w + (i64)min(o_0, o - 1) * i;
-    u32 w_at[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) w_at[j] = max(min(j * 8 + g, o - 1 - o_0), 0) * i + 8 * t;
-    int steps = n_steps(i), slice = blockIdx.y * 2 + side;
-    int begin = slice_begin(slice, SLICES, steps), end = slice_begin(slice + 1, SLICES, steps);
-
-    u32 fifo = shared_address(memory) + warp * (DEPTH * 2048) + lane * 16;
-    u32 x_stages = shared_address(memory) + DEPTH * 16384;
-    const bf16* x_tile = x + row_0 * x_stride;
-    auto fill_w = [&](int s, int stage) {
-        int k = s * STEP;
-        if (s < end)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                copy_16(fifo + stage * 2048 + j * 512, w_band + w_at[j] + k, k + 8 * t < i);
-    };
-    // A stage of x: [row][side][4 chunks]; odd rows exchange sides, so that 8 lanes meet 32 banks.
-    auto fill_x = [&](int s, int stage) {
-        if (s < end)
-            for (int c = threadIdx.x & 127; c < tile_rows * 4; c += 128) {
-                int row = c >> 2, chunk = c & 3, at = s * STEP + 8 * chunk;
-                copy_16(x_stages + stage * x_bytes + row * 128 + ((side ^ (row & 1)) * 4 + chunk) * 16,
-                        x_tile + row * x_stride + at, at < i);
-            }
-        end_of_stage();
-    };
-    float acc[2][NT][4];
-    clear(acc);
-#pragma unroll
-    for (int d = 0; d < DEPTH - 1; ++d) fill_w(begin + d, d);
-    wait_for_predecessor();
-#pragma unroll
-    for (int d = 0; d < DEPTH - 1; ++d) fill_x(begin + d, d);
-    int full = 0, empty = DEPTH - 1;
-    for (int s = begin; s < end; ++s) {
-        wait_for_stage<DEPTH - 2>();
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + side) : "memory");
-        fill_w(s + DEPTH - 1, empty);
-        fill_x(s + DEPTH - 1, empty);
-        uint4 a[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) a[j] = read_shared_16(fifo + full * 2048 + j * 512);
-        u32 x_stage = x_stages + full * x_bytes;
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-            int row = min(j * 8 + g, tile_rows - 1);  // a column beyond the rows is never written
-            uint4 b = read_shared_16(x_stage + row * 128 + ((side ^ (row & 1)) * 4 + t) * 16);
-            mma_step(acc[0][j], a[0], a[1], b);
-            mma_step(acc[1][j], a[2], a[3], b);
-        }
-        if (++full == DEPTH) full = 0;
-        if (++empty == DEPTH) empty = 0;
-    }
-    wait_for_stage<0>();
-    __syncthreads();  // the stages are free
-
-    // The two sides, then the block's sums to memory: parts [PARTS][tiles of x][ROWS][o in tiles of 128].
-    float4* other = reinterpret_cast<float4*>(memory) + band * (2 * NT * 32) + lane;
-    if (side == 1)
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int j = 0; j < NT; ++j)
-                other[(m * NT + j) * 32] =
-                    make_float4(acc[m][j][0], acc[m][j][1], acc[m][j][2], acc[m][j][3]);
-    __syncthreads();
-    int o_padded = gridDim.x * WIDE_ROWS;
-    i64 part_size = (i64)gridDim.z * ROWS * o_padded;
-    float* tile = parts + (i64)blockIdx.z * ROWS * o_padded + blockIdx.x * WIDE_ROWS;
-    if (side == 0) {
-        float* mine = tile + blockIdx.y * part_size + band * 32;
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int j = 0; j < NT; ++j) {
-                float4 v = other[(m * NT + j) * 32];
-                float pair[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-                for (int q = 0; q < 4; ++q) {
-                    int row = j * 8 + 2 * t + (q & 1);
-                    if (row < tile_rows)
-                        mine[(i64)row * o_padded + m * 16 + g + 8 * (q >> 1)] = acc[m][j][q] + pair[q];
-                }
-            }
-        __threadfence();
-    }
+    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);
+    int o_0 = blockIdx.x * (BANDS * 32);
+    Block::sum(x + row_0 * x_stride, w + (i64)o_0 * i, tile_rows, o - o_0, i, x_stride, blockIdx.y * SIDES,
+               far);
+    // parts [PARTS][tiles of x][tiles of w][BANDS][2 NT][32]
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, band = warp % BANDS, side = warp / BANDS;
+    int used = (tile_rows + 7) / 8 * 2;
+    const int TILE = BANDS * 2 * NT * 32;
+    i64 part_size = (i64)gridDim.z * gridDim.x * TILE;
+    float4* tile = parts + ((i64)blockIdx.z * gridDim.x + blockIdx.x) * TILE + band * (2 * NT * 32) + lane;
+    float4* mine = tile + blockIdx.y * part_size;
+#pragma unroll 3
+    for (int at = side; at < used; at += SIDES) __stcg(mine + at * 32, Block::total(band, at));
+    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         int* counter = arrived + blockIdx.z * gridDim.x + blockIdx.x;
@@ -212,58 +278,130 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
     }
     __syncthreads();
     if (!is_last) return;
-    int lane_o = lane * 4, at = blockIdx.x * WIDE_ROWS + lane_o;
+    bf16* to = y + row_0 * y_stride;
+    const int BATCH = 16 / PARTS;
+    for (int begin = side; begin < used; begin += SIDES * BATCH) {
+        float4 v[BATCH][PARTS];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b)
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p)
+                v[b][p] = __ldcg(tile + p * part_size + min(begin + b * SIDES, used - 1) * 32);
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            int at = begin + b * SIDES;
+            if (at < used)
+                put_tile(to, y_stride, tree_sum(v[b]), at / 2 * 8, tile_rows,
+                         o_0 + band * 32 + at % 2 * 16, o);
+        }
+    }
+}
+
+// x and y of one head and row.
+struct Strides {
+    i64 x_row, x_head, y_row, y_head;
+};
+
+// 4 warps, a slice of i each; w of 32 rows.
+// grid (ceil(o / 32), heads, ceil(n / ROWS))   block 128
+// shared memory: as many of DEPTH stages as a slice has steps, at least what the sums take
+template <int ROWS, int DEPTH>
+__device__ __forceinline__ void linear_heads(const bf16* x, const bf16* w, bf16* y, i64 rows, int o, int i,
+                                             const Strides& strides) {
+    i64 row_0 = (i64)blockIdx.z * ROWS, head = blockIdx.y;
+    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS), o_0 = blockIdx.x * 32;
+    typedef Shared<ROWS, DEPTH, 4, 1, 4> Block;
+    Block::sum(x + head * strides.x_head + row_0 * strides.x_row, w + (head * o + o_0) * i, tile_rows,
+               o - o_0, i, strides.x_row, 0, 0);
+    bf16* to = y + head * strides.y_head + row_0 * strides.y_row;
 #pragma unroll 2
-    for (int row = warp; row < tile_rows; row += 8) {
-        float4 v[PARTS];
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p)
-            v[p] = __ldcg(reinterpret_cast<const float4*>(tile + p * part_size + (i64)row * o_padded + lane_o));
-#pragma unroll
-        for (int width = 1; width < PARTS; width *= 2)
-#pragma unroll
-            for (int p = 0; p < PARTS; p += 2 * width) {
-                v[p].x += v[p + width].x;
-                v[p].y += v[p + width].y;
-                v[p].z += v[p + width].z;
-                v[p].w += v[p + width].w;
-            }
-        float sum[4] = {v[0].x, v[0].y, v[0].z, v[0].w};
-        bf16* to = y + (row_0 + row) * y_stride + at;
-#pragma unroll
-        for (int q = 0; q < 4; ++q)
-            if (at + q < o) store(to + q, sum[q]);
+    for (int at = threadIdx.x >> 5; at < (tile_rows + 7) / 8 * 2; at += 4)
+        put_tile(to, strides.y_row, Block::total(0, at), at / 2 * 8, tile_rows, o_0 + at % 2 * 16, o);
+}
+
+// The rope part of a head's queries, half-split: from `x` to `y`, r elements.
+template <int ROWS>
+__device__ __forceinline__ void rotate(const bf16* x, bf16* y, const float* cosines, const float* sines,
+                                       i64 rows, int r, const Strides& strides) {
+    int half = r / 2;
+    i64 row_0 = (i64)blockIdx.z * ROWS, head = blockIdx.y;
+    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);
+    for (int at = threadIdx.x; at < tile_rows * half; at += blockDim.x) {
+        i64 row = row_0 + at / half;
+        int j = at % half;
+        const bf16* from = x + head * strides.x_head + row * strides.x_row + j;
+        bf16* to = y + head * strides.y_head + row * strides.y_row + j;
+        float first = to_float(from[0]), second = to_float(from[half]);
+        float cosine = cosines[row * half + j], sine = sines[row * half + j];
+        store(to, first * cosine - second * sine);
+        store(to + half, second * cosine + first * sine);
     }
 }
 
 #define LINEAR_STREAM(name, MT, NT, DEPTH, BLOCKS)                                                     \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(                                    \
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_stride,    \
-        i64 x_head, i64 y_stride, i64 y_head) {                                                        \
-        linear_stream<MT, NT, DEPTH>(x, w, y, count, n, o, i, x_stride, x_head, y_stride, y_head);     \
+        i64 y_stride, int far) {                                                                       \
+        linear_stream<MT, NT, DEPTH>(x, w, y, count, n, o, i, x_stride, y_stride, far);                \
     }
 // name: rows of w, rows of x, stages
 LINEAR_STREAM(linear_stream_16_8_4, 1, 1, 4, 4)
-LINEAR_STREAM(linear_stream_16_8_10, 1, 1, 10, 2)
+LINEAR_STREAM(linear_stream_16_8_8, 1, 1, 8, 2)
 LINEAR_STREAM(linear_stream_16_24_4, 1, 3, 4, 2)
-LINEAR_STREAM(linear_stream_16_24_10, 1, 3, 10, 2)
 LINEAR_STREAM(linear_stream_32_8_3, 2, 1, 3, 3)
-LINEAR_STREAM(linear_stream_32_8_6, 2, 1, 6, 2)
+LINEAR_STREAM(linear_stream_32_8_4, 2, 1, 4, 2)
 LINEAR_STREAM(linear_stream_32_24_3, 2, 3, 3, 2)
-LINEAR_STREAM(linear_stream_32_24_6, 2, 3, 6, 2)
 
-#define LINEAR_WIDE(name, ROWS, DEPTH, SLICES)                                                         \
-    extern "C" __global__ void __launch_bounds__(256, 1) name(                                         \
-        const bf16* x, const bf16* w, bf16* y, float* parts, int* arrived, const i64* count, int n,    \
-        int o, int i, i64 x_stride, i64 y_stride) {                                                    \
-        linear_wide<ROWS, DEPTH, SLICES>(x, w, y, parts, arrived, count, n, o, i, x_stride, y_stride); \
+#define LINEAR_WIDE(name, ROWS, DEPTH, SLICES, BANDS)                                                  \
+    extern "C" __global__ void __launch_bounds__(256, 2) name(                                         \
+        const bf16* x, const bf16* w, bf16* y, float4* parts, int* arrived, const i64* count, int n,   \
+        int o, int i, i64 x_stride, i64 y_stride, int far) {                                           \
+        linear_wide<ROWS, DEPTH, SLICES, BANDS>(x, w, y, parts, arrived, count, n, o, i, x_stride,     \
+                                                y_stride, far);                                        \
     }
-// name: rows of x, slices. 65 rows are a root and 64 more, and what shared memory holds.
-LINEAR_WIDE(linear_wide_24_8, 24, 5, 8)
-LINEAR_WIDE(linear_wide_24_16, 24, 5, 16)
-LINEAR_WIDE(linear_wide_40_8, 40, 4, 8)
-LINEAR_WIDE(linear_wide_40_16, 40, 4, 16)
-LINEAR_WIDE(linear_wide_65_8, 65, 4, 8)
-LINEAR_WIDE(linear_wide_65_16, 65, 4, 16)
+// name: rows of x, slices, bands of w. 65 rows are a root and 64 more, and what shared memory holds.
+LINEAR_WIDE(linear_wide_24_8_4, 24, 5, 8, 4)
+LINEAR_WIDE(linear_wide_24_16_4, 24, 5, 16, 4)
+LINEAR_WIDE(linear_wide_40_8_4, 40, 4, 8, 4)
+LINEAR_WIDE(linear_wide_40_16_4, 40, 4, 16, 4)
+LINEAR_WIDE(linear_wide_65_8_4, 65, 4, 8, 4)
+LINEAR_WIDE(linear_wide_65_16_4, 65, 4, 16, 4)
+LINEAR_WIDE(linear_wide_24_8_2, 24, 4, 8, 2)
+LINEAR_WIDE(linear_wide_24_16_2, 24, 4, 16, 2)
+LINEAR_WIDE(linear_wide_40_8_2, 40, 3, 8, 2)
+LINEAR_WIDE(linear_wide_40_16_2, 40, 3, 16, 2)
+LINEAR_WIDE(linear_wide_65_8_2, 65, 3, 8, 2)
+LINEAR_WIDE(linear_wide_65_16_2, 65, 3, 16, 2)
+
+#define LINEAR_HEADS(ROWS, DEPTH)                                                                      \
+    extern "C" __global__ void __launch_bounds__(128) linear_heads_##ROWS(                             \
+        const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_row,       \
+        i64 x_head, i64 y_row, i64 y_head) {                                                           \
+        let_successor_start();                                                                         \
+        i64 rows = rows_that_count(count, n);                                                          \
+        Strides strides = {x_row, x_head, y_row, y_head};                                              \
+        if ((i64)blockIdx.z * ROWS < rows)                                                             \
+            linear_heads<ROWS, DEPTH>(x, w, y, rows, o, i, strides);                                   \
+        else                                                                                           \
+            wait_for_predecessor();                                                                    \
+    }                                                                                                  \
+    /* q [n][h][d + r] -> query [n][h][c + r]; grid.x has one more */                                  \
+    extern "C" __global__ void __launch_bounds__(128) latent_query_##ROWS(                             \
+        const bf16* q, const bf16* w_kc, const float* cosines, const float* sines, bf16* query,        \
+        const i64* count, int n, int c, int d, int r) {                                                \
+        let_successor_start();                                                                         \
+        i64 rows = rows_that_count(count, n), h = gridDim.y;                                           \
+        Strides strides = {h * (d + r), d + r, h * (c + r), c + r};                                    \
+        bool rope = blockIdx.x == gridDim.x - 1;                                                       \
+        if (rope || (i64)blockIdx.z * ROWS >= rows) wait_for_predecessor();                            \
+        if ((i64)blockIdx.z * ROWS >= rows) return;                                                    \
+        if (rope)                                                                                      \
+            rotate<ROWS>(q + d, query + c, cosines, sines, rows, r, strides);                          \
+        else                                                                                           \
+            linear_heads<ROWS, DEPTH>(q, w_kc, query, rows, c, d, strides);                            \
+    }
+LINEAR_HEADS(8, 4)
+LINEAR_HEADS(24, 4)
+LINEAR_HEADS(65, 3)
 
 #endif  // STORE_BF16

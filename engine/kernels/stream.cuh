@@ -4,12 +4,13 @@
 // Weights [rows][i] are the A operand of mma.m16n8k16, rows of x its B operand: up to 8 rows of x
 // cost one column block, and nothing is padded to 16. The sums are float.
 //
-// A step is 32 elements of i. In it, lane (g, t) = (lane / 4, lane % 4) holds elements 8t..8t+7 of
-// row g as 16 bytes, and takes their four pairs for the k-fragments of two MMAs. This permutes k
-// within a step, in w and in x alike, and makes each fragment one 16-byte access. A thread copies
-// (cp.async) the very bytes that it will use, so a stream of weights needs no barrier.
+// A step is 32 elements of i. In shared memory, a tile is a step of 8 rows, 512 bytes: chunk c of row r, 16
+// bytes, lies at 64 r + 16 (c ^ r / 2), so that eight rows' chunks c meet 32 banks. Lane (g, t) =
+// (lane / 4, lane % 4) copies chunk t of row g (cp.async), ldmatrix gives each lane what the MMAs take. A
+// warp that streams alone needs no barrier but its own.
 //
-// A column of a product depends on one row of x alone: a NaN in another row stays there.
+// A column of a product depends on one row of x alone: a NaN in another row stays there, and so
+// does what lies in shared memory where there is no row.
 
 #pragma once
 #include "common.cuh"
@@ -67,13 +68,37 @@ __device__ __forceinline__ void wait_for_stage() {
     asm volatile("cp.async.wait_group %0;" ::"n"(NEWER) : "memory");
 }
 
-__device__ __forceinline__ uint4 read_shared_16(u32 from) {
+__device__ __forceinline__ void write_shared_16(u32 to, uint4 v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+__device__ __forceinline__ uint4 load_matrices(u32 from) {
     uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "r"(from)
                  : "memory");
     return v;
+}
+// Where in a tile this lane copies to; where in two tiles it points to 16 rows of w for the first MMA of a
+// step (^ 32: for the second); where in a tile to 8 rows of x for both.
+__device__ __forceinline__ u32 copy_place() {
+    u32 g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    return g * 64 + (t ^ (g >> 1)) * 16;
+}
+__device__ __forceinline__ u32 w_place() {
+    u32 matrix = (threadIdx.x & 31) >> 3, r = threadIdx.x & 7;
+    return (matrix & 1) * 512 + r * 64 + ((matrix >> 1) ^ (r >> 1)) * 16;
+}
+__device__ __forceinline__ u32 x_place() {
+    u32 matrix = (threadIdx.x & 31) >> 3, r = threadIdx.x & 7;
+    return r * 64 + (matrix ^ (r >> 1)) * 16;
+}
+// Asks L2 for `bytes`, a multiple of 16.
+__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
 }
 __device__ __forceinline__ uint4 read_16(const void* from, bool valid) {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -88,10 +113,10 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// One step: rows g (upper) and g + 8 (lower) of 16 rows of w, and 8 rows of x.
-__device__ __forceinline__ void mma_step(float (&c)[4], uint4 upper, uint4 lower, uint4 x) {
-    mma(c, upper.x, lower.x, upper.y, lower.y, x.x, x.y);
-    mma(c, upper.z, lower.z, upper.w, lower.w, x.z, x.w);
+// One step: 16 rows of w, 8 rows of x.
+__device__ __forceinline__ void mma_step(float (&c)[4], uint4 first, uint4 second, uint4 x) {
+    mma(c, first.x, first.y, first.z, first.w, x.x, x.y);
+    mma(c, second.x, second.y, second.z, second.w, x.z, x.w);
 }
 
 template <int MT, int NT>
@@ -119,15 +144,17 @@ __device__ __forceinline__ void add_to(float (&acc)[MT][NT][4], const float (&ot
 // w_at [2 MT]  where this lane's rows (g, g + 8 of each 16) begin in w, in elements, 8t included
 // x_at [NT]    where this lane's row of each 8 begins in x, likewise; NO_ROW where there is none
 // i, i_8t      elements in a row (a multiple of 8), and 8t
-// fifo         this lane's bytes of the warp's DEPTH * 2 MT * 512, stages apart by 2 MT * 512
+// fifo         the warp's DEPTH stages of (2 MT + NT) tiles
+// far          steps beyond the stages that L2 is asked for before the predecessor has ended
 // acc[m][n][q] row g + 8 (q / 2) of the m-th 16, row 2t + q % 2 of the n-th 8
 #define NO_ROW 0xffffffffu
 template <int MT, int NT, int DEPTH, bool TWO>
 __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
                                        const u32 (&w_at)[2 * MT], const bf16* x,
                                        const u32 (&x_at)[NT], int i, int i_8t, int begin, int middle,
-                                       int end, u32 fifo) {
-    const u32 stage_bytes = 2 * MT * 512;
+                                       int end, u32 fifo, int far) {
+    const u32 STAGE = (2 * MT + NT) * 512;
+    u32 copy_to = fifo + copy_place();
     clear(acc);
     float first[MT][NT][4];
     clear(first);
@@ -137,18 +164,31 @@ __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
             int k = (begin + d) * STEP;
 #pragma unroll
             for (int j = 0; j < 2 * MT; ++j)
-                copy_16(fifo + d * stage_bytes + j * 512, w + w_at[j] + k, k + i_8t < i);
+                copy_16(copy_to + d * STAGE + j * 512, w + w_at[j] + k, k + i_8t < i);
         }
         end_of_stage();
     }
-    wait_for_predecessor();
-    uint4 ahead[NT];
+    int near = (begin + DEPTH - 1) * STEP, far_end = min(min(near + far * STEP, end * STEP), i);
+    if (i_8t == 0 && near < far_end)
 #pragma unroll
-    for (int n = 0; n < NT; ++n)
-        ahead[n] = read_16(x + x_at[n] + begin * STEP,
-                           x_at[n] != NO_ROW && begin < end && begin * STEP + i_8t < i);
-    u32 full = fifo, empty = fifo + (DEPTH - 1) * stage_bytes;
-#pragma unroll(MT * NT >= 3 ? 1 : 2)
+        for (int j = 0; j < 2 * MT; ++j) prefetch(w + w_at[j] + near, (far_end - near) * 2);
+    wait_for_predecessor();
+    uint4 early[DEPTH - 1][NT];
+#pragma unroll
+    for (int d = 0; d < DEPTH - 1; ++d)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            int k = (begin + d) * STEP;
+            early[d][n] = read_16(x + x_at[n] + k, x_at[n] != NO_ROW && begin + d < end && k + i_8t < i);
+        }
+#pragma unroll
+    for (int d = 0; d < DEPTH - 1; ++d)
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+            write_shared_16(copy_to + d * STAGE + (2 * MT + n) * 512, early[d][n]);
+    u32 w_place_0 = w_place(), x_place_0 = x_place() + 2 * MT * 512;
+    u32 full = 0, empty = (DEPTH - 1) * STAGE;
+#pragma unroll 1
     for (int s = begin; s < end; ++s) {
         if (TWO && s == middle) {
 #pragma unroll
@@ -162,29 +202,33 @@ __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
                     }
         }
         wait_for_stage<DEPTH - 2>();
-        uint4 a[2 * MT];
-#pragma unroll
-        for (int j = 0; j < 2 * MT; ++j) a[j] = read_shared_16(full + j * 512);
+        __syncwarp();
         if (s + DEPTH - 1 < end) {
             int k = (s + DEPTH - 1) * STEP;
+            bool valid = k + i_8t < i;
 #pragma unroll
-            for (int j = 0; j < 2 * MT; ++j)
-                copy_16(empty + j * 512, w + w_at[j] + k, k + i_8t < i);
+            for (int j = 0; j < 2 * MT; ++j) copy_16(copy_to + empty + j * 512, w + w_at[j] + k, valid);
+#pragma unroll
+            for (int n = 0; n < NT; ++n)
+                if (x_at[n] != NO_ROW)
+                    copy_16(copy_to + empty + (2 * MT + n) * 512, x + x_at[n] + k, valid);
         }
         end_of_stage();
-        full += stage_bytes;
-        if (full == fifo + DEPTH * stage_bytes) full = fifo;
-        empty += stage_bytes;
-        if (empty == fifo + DEPTH * stage_bytes) empty = fifo;
-        int next = (s + 1) * STEP;
-        bool more = s + 1 < end && next + i_8t < i;
+        u32 w_from = fifo + full + w_place_0, x_from = fifo + full + x_place_0;
+        uint4 a[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+            a[m][0] = load_matrices(w_from + m * 1024);
+            a[m][1] = load_matrices((w_from ^ 32) + m * 1024);
+        }
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            uint4 b = ahead[n];
-            ahead[n] = read_16(x + x_at[n] + next, more && x_at[n] != NO_ROW);
+            uint4 b = load_matrices(x_from + n * 512);
 #pragma unroll
-            for (int m = 0; m < MT; ++m) mma_step(acc[m][n], a[2 * m], a[2 * m + 1], b);
+            for (int m = 0; m < MT; ++m) mma_step(acc[m][n], a[m][0], a[m][1], b);
         }
+        full = full == (DEPTH - 1) * STAGE ? 0 : full + STAGE;
+        empty = empty == (DEPTH - 1) * STAGE ? 0 : empty + STAGE;
     }
     if (TWO) add_to(acc, first);
     wait_for_stage<0>();
