@@ -1,6 +1,6 @@
 """Projections, router and experts on a CUDA device: checked, timed, and beside cuBLAS and torch.
 
-    python benchmarks/linear.py --check --time [--variants] [--out FILE.json]
+    python benchmarks/kernels/linear.py --check --time [--variants] [--table FILE.md] [--out FILE.json]
 
 Checks compare with float64, demand the same bits in every replay of a graph, and that a row's bits
 do not depend on the other rows. Times are medians over replays of a CUDA graph with one call per
@@ -23,12 +23,15 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from kdtr.engine import cuda_experts, cuda_linear
+from kdtr.engine.cuda_modules import KERNELS
+
 COLD_BYTES = 170e6
 READ = """
 extern "C" __global__ void __launch_bounds__(512) read_only(
@@ -62,19 +65,6 @@ LINEAR_SHAPES = {  # TP8 of a model like Kimi K2: q_b, o, qkv_a, and the whole o
 ROWS = (1, 17, 65)
 
 
-def without_package(*names: str) -> None:
-    """`import kdtr.engine.x` finds engine/x.py without the packages' own imports."""
-    for name in names:
-        module = types.ModuleType(name)
-        module.__path__ = [str(ROOT.joinpath(*name.split(".")[1:]))]
-        sys.modules[name] = module
-
-
-without_package("kdtr", "kdtr.engine")
-
-from kdtr.engine import cuda_experts, cuda_linear  # noqa: E402
-
-
 class Device:
     """Compiled kernels, one stream for CuPy and torch, and graphs."""
 
@@ -92,7 +82,7 @@ class Device:
 
     def getter(self, file: str, dtype: str) -> Callable[[str], Any]:
         if (file, dtype) not in self.modules:
-            path = ROOT / "engine" / "kernels" / f"{file}.cu"
+            path = KERNELS / f"{file}.cu"
             options = ("-std=c++17", f"-I{path.parent}")
             options += ("-DSTORE_BF16",) if dtype == "bf16" else ()
             self.modules[file, dtype] = self.cp.RawModule(code=path.read_text(), options=options)
@@ -789,12 +779,37 @@ class Times:
                 traceback.print_exc()
 
 
+def _table(device: Device, times: Times) -> str:
+    lines = [
+        "# Projections, router and experts on a GPU",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, {device.torch.cuda.get_device_properties(0).name}, torch "
+        f"{device.torch.__version__}, CuPy {device.cp.__version__}. Command: "
+        "`python benchmarks/kernels/linear.py --time`.",
+        "",
+        f"Percentages are of {times.bandwidth:.0f} GB/s, what a kernel that only reads reached in "
+        "this run on 1 GB; on smaller sizes it reaches what its own rows say. bfloat16, cold L2, "
+        "medians over replays of a graph. `overlap`: the launch may begin before the one ahead of "
+        "it ends; `ahead`: and asks L2 for weights meanwhile.",
+        "",
+        "| what | rows | MB | us | GB/s | of reading |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['what'].strip()} | {row['n'] or ''} | {row['mb']:.1f} | {row['us']:.2f} "
+        f"| {row['gb_per_s']:.0f} | {100 * row['gb_per_s'] / times.bandwidth:.0f} % |"
+        for row in times.rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--variants", action="store_true", help="time every kernel that fits")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="every row, as JSON")
+    parser.add_argument("--table", type=Path, help="every row, as Markdown")
     options = parser.parse_args()
     device = Device()
     properties = device.torch.cuda.get_device_properties(0)
@@ -805,6 +820,9 @@ def main() -> int:
     if options.time:
         times = Times(device, options.variants)
         times.run()
+        if options.table:
+            options.table.parent.mkdir(parents=True, exist_ok=True)
+            options.table.write_text(_table(device, times), encoding="utf-8")
         if options.out:
             options.out.write_text(
                 json.dumps({"card": properties.name, "rows": times.rows}, indent=1)
