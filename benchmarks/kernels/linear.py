@@ -1,6 +1,6 @@
 """Projections, router and experts on a CUDA device: checked, timed, and beside cuBLAS and torch.
 
-    python benchmarks/kernels/linear.py --check --time [--variants] [--table FILE.md] [--out FILE.json]
+    python benchmarks/kernels/linear.py --check --time [--variants] [--table FILE] [--out FILE]
 
 Checks compare with float64, demand the same bits in every replay of a graph, and that a row's bits
 do not depend on the other rows. Times are medians over replays of a CUDA graph with one call per

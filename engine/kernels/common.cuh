@@ -64,13 +64,24 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// First of all in a kernel that is launched to overlap (cuda_launch.py): lets the next kernel start,
-// and waits until the one ahead has ended and its writes are visible.
-__device__ __forceinline__ void follow() {
+// Kernels that are launched to overlap (cuda_launch.py) may start before the one ahead has ended.
+// Until this returns a block may read only what no kernel writes, and must write nothing; then the
+// writes of all kernels ahead are visible. Every block calls it.
+__device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+// The next kernel's blocks may start where there is room.
+__device__ __forceinline__ void let_successor_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Both, first of all in a kernel that is short.
+__device__ __forceinline__ void follow() {
+    let_successor_start();
+    wait_for_predecessor();
 }
 
 // Sum over a block of a multiple of 32 threads, at most 1024; `scratch` holds 32 floats. Every

@@ -38,20 +38,6 @@ __device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
     return rows < n ? rows : n;
 }
 
-// Launches may overlap (cuda_launch.py): until this returns, a kernel may read weights and `count`, which
-// no kernel writes, and must write nothing. Every block calls it.
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// The next kernel's blocks may start where there is room.
-__device__ __forceinline__ void let_successor_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
 __device__ __forceinline__ u32 shared_address(const void* at) {
     return (u32)__cvta_generic_to_shared(at);
 }
