@@ -18,8 +18,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import kdtr.conformance
 
@@ -41,30 +43,21 @@ def main() -> int:
     parser.add_argument("bundles", nargs="*", help="beside the corpus")
     parser.add_argument("--out", type=Path, help="a file for the table, beside standard output")
     parser.add_argument("--logs", type=Path, help="a folder for what each part prints")
+    parser.add_argument("--jobs", type=int, default=1, help="parts at a time; seconds then mix")
     parser.add_argument("--profile", default="ci", help="of Hypothesis, for the laws")
     args = parser.parse_args()
     bad, rows = 0, []
-    for name, command, environment in _parts(args):
-        start = time.perf_counter()
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        seconds = time.perf_counter() - start
-        bad += done.returncode != 0
-        if args.logs:
-            args.logs.mkdir(parents=True, exist_ok=True)
-            (args.logs / (re.sub(r"\W+", "-", name) + ".log")).write_text(done.stdout)
-        outcome = "passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
-        rows.append(f"| {name} | {outcome} | {_said(done.stdout)} | {seconds:.0f} |")
-        print(rows[-1], flush=True)
-        if done.returncode:
-            print(done.stdout[-6000:], flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for part in pool.map(_run, _parts(args)):
+            bad += part.status != 0
+            if args.logs:
+                args.logs.mkdir(parents=True, exist_ok=True)
+                (args.logs / (re.sub(r"\W+", "-", part.name) + ".log")).write_text(part.output)
+            outcome = "passed" if part.status == 0 else f"FAILED ({part.status})"
+            rows.append(f"| {part.name} | {outcome} | {_said(part.output)} | {part.seconds:.0f} |")
+            print(rows[-1], flush=True)
+            if part.status:
+                print(part.output[-6000:], flush=True)
     if not shutil.which("compute-sanitizer"):
         rows.append("| compute-sanitizer | not run: not installed | | |")
     text = "\n".join([*_head(), *rows]) + "\n"
@@ -73,6 +66,30 @@ def main() -> int:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(text, encoding="utf-8")
     return int(bad > 0)
+
+
+class Part(NamedTuple):
+    """What one part printed, and how it ended."""
+
+    name: str
+    status: int
+    output: str
+    seconds: float
+
+
+def _run(part: tuple[str, list[str], dict[str, str]]) -> Part:
+    name, command, environment = part
+    start = time.perf_counter()
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return Part(name, done.returncode, done.stdout, time.perf_counter() - start)
 
 
 def _parts(

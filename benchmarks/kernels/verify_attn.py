@@ -1,8 +1,9 @@
 """Tree attention on a CUDA device: checked, timed against its floor, and beside its peers.
 
-    python benchmarks/verify_attn.py --check --time --peers [--shapes 8/17/8k ...] [--out FILE.json]
-    python benchmarks/verify_attn.py --sweep --parts      # the choice of splits; where time goes
-    ncu -k regex:verify_attn -c 2 --set full python benchmarks/verify_attn.py --one 8/17/8k
+    python benchmarks/kernels/verify_attn.py --check --time --peers [--shapes 8/17/8k ...]
+    python benchmarks/kernels/verify_attn.py --time --peers --table FILE.md
+    python benchmarks/kernels/verify_attn.py --sweep --parts    # choice of splits; where time goes
+    ncu -k regex:verify_attn -c 2 --set full python benchmarks/kernels/verify_attn.py --one 8/17/8k
 
 A shape is heads/nodes/committed tokens; one layer, bfloat16, c = 512, r = 64. Times are medians
 over replays of a CUDA graph that holds one call per copy of the cache, with copies enough that L2
@@ -12,22 +13,26 @@ has forgotten a copy when its turn comes again. Needs CuPy and a GPU; peers also
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import platform
 import re
 import statistics
 import subprocess
 import sys
 import time
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from kdtr.engine import cuda_attention as attention
+from kdtr.engine.cuda_attention import Splits
+from kdtr.engine.cuda_modules import KERNELS
+
 SHAPES = (
     *("8/1/1k", "8/1/8k", "8/1/64k", "8/17/1k", "8/17/8k", "8/17/64k"),
     *("8/65/1k", "8/65/8k", "8/65/64k", "64/17/8k"),
@@ -39,7 +44,7 @@ ROW = C + R
 SCALE = 192**-0.5  # of a head of 128 + 64
 PAGE = 64
 COLD_BYTES = 170e6
-READ_BYTES_PER_S, MMA_FLOP_PER_S = 4.6e12, 629e12  # an H200, measured: shared design/gpu.md
+READ_BYTES_PER_S, MMA_FLOP_PER_S = 4.6e12, 629e12  # an H200, measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +78,6 @@ class Shape:
         flop = 2 * self.rows() * self.slots() * (ROW + C)
         return 1e6 * max(n_bytes / READ_BYTES_PER_S, flop / MMA_FLOP_PER_S)
 
-
-def find_rooms() -> None:
-    """`import kdtr.engine.x` finds engine/x.py without the packages' own imports."""
-    for name, folder in (
-        ("kdtr", ROOT),
-        ("kdtr.engine", ROOT / "engine"),
-        ("kdtr.peers", ROOT / "benchmarks" / "peers"),
-    ):
-        package = types.ModuleType(name)
-        package.__path__ = [str(folder)]
-        sys.modules[name] = package
-
-
-find_rooms()  # the project need not be installed
-
-from kdtr.engine import cuda_attention as attention  # noqa: E402
 
 # Data, on the host: bfloat16 as uint16
 
@@ -141,12 +130,11 @@ class Device:
         import cupy as cp
 
         self.cp = cp
-        folder = ROOT / "engine" / "kernels"
         self._modules: dict[tuple[str, bool], Any] = {}
         for file in ("verify_attn", "verify_attn_mma"):
             for bf16 in (False, True) if file == "verify_attn" else (True,):
-                options = ["-std=c++17", f"-I{folder}", *(["-DSTORE_BF16"] if bf16 else [])]
-                code = (folder / f"{file}.cu").read_text()
+                options = ["-std=c++17", f"-I{KERNELS}", *(["-DSTORE_BF16"] if bf16 else [])]
+                code = (KERNELS / f"{file}.cu").read_text()
                 self._modules[file, bf16] = cp.RawModule(code=code, options=tuple(options))
         self._kernels: dict[tuple[str, bool, str], Any] = {}
 
@@ -170,7 +158,7 @@ class Device:
         scale: float = SCALE,
         split_size: int = 256,
         scores: Any = None,
-        splits: int | None = None,
+        splits: Splits | None = None,
     ) -> Any:
         bf16 = query.dtype.itemsize == 2
         return attention.verify_attn(
@@ -286,7 +274,7 @@ class Case:
             cp.asarray(pack_bits(block)),
         )
 
-    def run(self, device: Device, scores: Any = None, splits: int | None = None) -> np.ndarray:
+    def run(self, device: Device, scores: Any = None, splits: Splits | None = None) -> np.ndarray:
         out = device.attend(
             *(self.layer, self.device_query, self.visibility, self.max_slots),
             c=self.c,
@@ -298,7 +286,10 @@ class Case:
         return from_bf16(host) if self.bf16 else host
 
 
-def check_case(device: Device, case: Case, splits: int | None = None) -> float:
+SPLITS = (None, Splits(1, 1), Splits(3, 2), Splits(40, 17))  # None: as chosen
+
+
+def check_case(device: Device, case: Case, splits: Splits | None = None) -> float:
     """The largest error over the largest value; raises where a promise is broken."""
     cp = device.cp
     case.build()
@@ -356,13 +347,14 @@ def check(device: Device) -> None:
         Case(65, 65, 8, 500, swizzled=False, page_size=64, bf16=False, poisoned_node=9),
     ]
     for case in (*fast, *plain):
-        for splits in (None, 1, 3, 40) if case.swizzled else (None,):
+        for splits in SPLITS if case.swizzled else (None,):
             error = check_case(device, case, splits)
             bound = 6e-3 if case.bf16 else 2e-6  # of the largest value; 3 roundings of 2^-9
-            line = (
-                f"n {case.n} of {case.counted} h {case.h} L {case.committed} page {case.page_size}"
+            what = f"n {case.n} of {case.counted} h {case.h} L {case.committed}"
+            by = "chosen" if splits is None else f"{splits.all}/{splits.light}"
+            print(
+                f"{what:28s} page {case.page_size:3d} splits {by:6s} error {error:.2e}", flush=True
             )
-            print(f"{line:40s} splits {splits!s:5s} error {error:.2e}", flush=True)
             assert error < bound, (case, error)
     growing(device)
     for shape in ("8/17/8k", "8/65/1k", "8/1/8k"):
@@ -388,7 +380,7 @@ def growing(device: Device) -> None:
     case.build()
     captured = Captured(
         lambda: device.attend(
-            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=13
+            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=Splits(13, 5)
         )
     )
     for committed, counted in ((400, 9), (390, 7), (33, 9), (0, 1), (400, 9)):
@@ -444,7 +436,7 @@ class Inputs:
             cp.asarray(pack_bits(self.ancestors)),
         )
 
-    def attend_all(self, device: Device, splits: int | None = None) -> list[Any]:
+    def attend_all(self, device: Device, splits: Splits | None = None) -> list[Any]:
         results = []
         for i in range(self.copies):
             layer = attention.LayerCache(self.rows[i], self.device_table, PAGE, True)
@@ -455,7 +447,7 @@ class Inputs:
                 results.append(out)
         return results
 
-    def time_us(self, device: Device, splits: int | None = None) -> float:
+    def time_us(self, device: Device, splits: Splits | None = None) -> float:
         return Captured(lambda: self.attend_all(device, splits)).median_us(self.copies)
 
 
@@ -464,30 +456,33 @@ def time_shapes(device: Device, shapes: list[Shape]) -> dict[str, float]:
     print("| shape | splits | us | goal | floor | of floor |\n|---|---|---|---|---|---|")
     for shape in shapes:
         us = times[str(shape)] = Inputs(shape).time_us(device)
-        splits = attention.choose_splits(shape.rows(), shape.slots(), *attention._device_size(0))
+        splits = attention.choose_splits(shape.rows(), shape.slots(), attention.device_size(0))
         goal, floor = GOALS_US.get(str(shape), "-"), shape.floor_us()
         print(
-            f"| {shape} | {splits} | {us:.1f} | {goal} | {floor:.1f} | {100 * floor / us:.0f} % |",
+            f"| {shape} | {splits.all}/{splits.light} | {us:.1f} | {goal} | {floor:.1f} "
+            f"| {100 * floor / us:.0f} % |",
             flush=True,
         )
     return times
 
 
 def sweep(device: Device, shapes: list[Shape]) -> None:
-    """Every sensible number of splits."""
-    n_sms, blocks_per_sm = attention._device_size(0)
+    """Every sensible number of splits: of all row blocks / of a last one that is half empty."""
+    size = attention.device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        variant = attention.choose_variant(shape.rows())
-        tiles = -(-shape.slots() // variant.keys)
-        row_blocks = -(-shape.rows() // variant.rows)
-        most = min(tiles, min(blocks_per_sm, variant.blocks_per_sm) * n_sms // row_blocks)
-        wanted = {most, n_sms // row_blocks, most * 3 // 4, most // 2, most // 4}
-        wanted |= {-(-tiles // t) for t in (1, 2, 3, 4, 6, 8)}
-        most = min(tiles, 2 * most)  # two waves of blocks
+        tiles = -(-shape.slots() // attention.TILE)
+        _, row_blocks, light_rows = attention.row_blocks_of(shape.rows())
+        heavy = row_blocks - (light_rows > 0)
+        most = max(1, min(tiles, size.blocks_per_sm * size.n_sms // heavy))
+        wanted = {most, size.n_sms // row_blocks, size.n_sms // heavy, most * 5 // 6, most * 2 // 3}
+        wanted |= {most // 2, most // 4} | {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8, 9)}
+        wanted |= {attention.choose_splits(shape.rows(), shape.slots(), size).all}
         line = []
-        for splits in sorted(s for s in wanted | {most} if 1 <= s <= most):
-            line.append(f"{splits}: {inputs.time_us(device, splits):.1f}")
+        for n_splits in sorted(s for s in wanted if 1 <= s <= most):
+            splits = attention.even_splits(shape.rows(), tiles, n_splits)
+            us = inputs.time_us(device, splits)
+            line.append(f"{splits.all}/{splits.light}: {us:.1f}")
         print(f"{shape} ({row_blocks} row blocks, {tiles} tiles)  " + "  ".join(line), flush=True)
 
 
@@ -525,50 +520,165 @@ def one(device: Device, shape: Shape) -> None:
     device.cp.cuda.Device().synchronize()
 
 
+# The table
+
+
+def versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for names in (
+        ("cupy-cuda13x", "cupy-cuda12x"),
+        ("torch",),
+        ("triton",),
+        ("flashinfer-python",),
+    ):
+        for name in names:
+            try:
+                found.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                continue
+    return ", ".join(found)
+
+
+def output_of(*command: str) -> str:
+    """Empty where the command is not there, or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
+
+
+def table(times: dict[str, float], peers: dict[str, Any]) -> str:
+    """Markdown; `peers` as peers_attention.time_peers returns it."""
+    return "\n".join([*_head(), *_own_rows(times), *_peer_rows(times, peers)]) + "\n"
+
+
+def _head() -> Iterator[str]:
+    card = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    yield "# Tree attention on a GPU"
+    yield ""
+    where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
+    yield f"{where}. {versions()}."
+    at = f", commit {commit}" if commit else ""
+    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    yield f"`{' '.join(['python benchmarks/kernels/verify_attn.py', *words])}`."
+    yield ""
+    yield "Microseconds a call: one layer, bfloat16, c = 512, r = 64, cold L2, launches included;"
+    yield "median over replays of a CUDA graph. A shape is heads/nodes/committed tokens."
+    yield (
+        f"Floor: the longer of bytes at {READ_BYTES_PER_S / 1e12} TB/s and operations at "
+        f"{MMA_FLOP_PER_S / 1e12:.0f} TFLOP/s of mma.sync, both measured on an H200."
+    )
+
+
+def _own_rows(times: dict[str, float]) -> Iterator[str]:
+    yield ""
+    yield "| shape | us | goal | floor | of floor |"
+    yield "|---|---|---|---|---|"
+    for name, us in times.items():
+        floor = Shape.parse(name).floor_us()
+        goal = GOALS_US.get(name, "-")
+        yield f"| {name} | {us:.1f} | {goal} | {floor:.1f} | {100 * floor / us:.0f} % |"
+
+
+def _peer_rows(times: dict[str, float], peers: dict[str, Any]) -> Iterator[str]:
+    if not peers:
+        return
+    yield ""
+    yield "## Peers, in the same run"
+    yield ""
+    yield "Microseconds, and how many times ours that is. The best of the settings tried."
+    yield ""
+    yield f"| peer | tree mask | {' | '.join(times)} |"
+    yield "|---|---|" + "---|" * len(times)
+    for peer, its in peers["times"].items():
+        cells = [
+            f"{its[s]:.1f} ({its[s] / us:.1f}x)" if s in its else "-" for s, us in times.items()
+        ]
+        masked = "yes" if peer in peers["tree_capable"] else "no"
+        yield f"| {peer} | {masked} | {' | '.join(cells)} |"
+    yield ""
+    yield from (f"* {note}" for note in peers["notes"])
+    yield ""
+    yield "## Ratios"
+    yield ""
+    yield "| shape | against | its us | ours | ratio | asked |"
+    yield "|---|---|---|---|---|---|"
+    for name, us in times.items():
+        shape = Shape.parse(name)
+        for against, candidates, asked in _asked(shape, peers):
+            its = {peer: peers["times"][peer].get(name) for peer in candidates}
+            known = {peer: us for peer, us in its.items() if us is not None}
+            if known:
+                peer = min(known, key=lambda peer: known[peer])
+                what = against if against == peer else f"{against}: {peer}"
+                yield (
+                    f"| {name} | {what} | {known[peer]:.1f} | {us:.1f} "
+                    f"| {known[peer] / us:.1f} | {asked} |"
+                )
+
+
+def _asked(shape: Shape, peers: dict[str, Any]) -> Iterator[tuple[str, list[str], float]]:
+    """Against what, its candidates, and the ratio that is asked for."""
+    every = [peer for peer in peers["times"] if peer not in peers["partial"]]
+    trees = [peer for peer in every if peer in peers["tree_capable"]]
+    if shape.nodes == 1:
+        yield "fastest MLA kernel", every, 1.5 if shape.committed <= 1024 else 2.0
+    if (shape.heads, shape.nodes) == (8, 17) and shape.committed <= 8192:
+        yield "fastest with a tree mask", trees, 2.5
+    if shape.heads == 8 and shape.committed >= 8192:
+        extend = [peer for peer in trees if peer in peers["extend"]]
+        yield from ((peer, [peer], 30.0) for peer in extend)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("check", "time", "sweep", "parts", "peers"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--one", metavar="SHAPE")
-    parser.add_argument("--variant", choices=attention.VARIANTS, default=attention.USE)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    shapes = [Shape.parse(text) for text in arguments.shapes]
+    parser.add_argument("--table", type=Path, help="a file for the table, in Markdown")
+    parser.add_argument("--out", type=Path, help="a file for the times, in JSON")
+    args = parser.parse_args()
+    shapes = [Shape.parse(text) for text in args.shapes]
     started = time.time()
     device = Device()
     device.cp.cuda.Stream(non_blocking=True).use()
-    smi = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
-    print(
-        subprocess.run(
-            ["nvidia-smi", smi, "--format=csv,noheader"], capture_output=True, text=True
-        ).stdout
-    )
-    attention.USE = arguments.variant
-    for variant in attention.VARIANTS[attention.USE]:
-        kernel = device.getter("verify_attn_mma", True)(f"verify_attn_mma_{variant.name}")
+    query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
+    print(output_of("nvidia-smi", query, "--format=csv,noheader"))
+    for rows in attention.MMA_SHARED_BYTES:
+        kernel = device.getter("verify_attn_mma", True)(f"verify_attn_mma_{rows}")
         print(
-            f"{variant.rows} rows, {variant.threads} threads: {kernel.num_regs} registers, "
+            f"{rows} rows a block: {kernel.num_regs} registers, "
             f"{kernel.local_size_bytes} bytes of stack"
         )
-    report: dict[str, Any] = {}
-    if arguments.one:
-        one(device, Shape.parse(arguments.one))
-    if arguments.check:
+    times: dict[str, float] = {}
+    peers: dict[str, Any] = {}
+    if args.one:
+        one(device, Shape.parse(args.one))
+    if args.check:
         check(device)
         print(f"checked, {time.time() - started:.0f} s", flush=True)
-    if arguments.time:
-        report["verify_attn"] = time_shapes(device, shapes)
+    if args.time or args.peers or args.table:
+        times = time_shapes(device, shapes)
         print(f"timed, {time.time() - started:.0f} s", flush=True)
-    if arguments.parts:
+    if args.parts:
         parts(device, shapes)
-    if arguments.sweep:
+    if args.sweep:
         sweep(device, shapes)
-    if arguments.peers:
-        peers = importlib.import_module("kdtr.peers.verify_attn")
-        report |= peers.time_peers(shapes)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(report, indent=1))
+    if args.peers:
+        import peers_attention  # torch and Triton, which nothing else needs
+
+        peers = peers_attention.time_peers(shapes)
+    if args.table:
+        text = table(times, peers)
+        print(text)
+        args.table.parent.mkdir(parents=True, exist_ok=True)
+        args.table.write_text(text, encoding="utf-8")
+    if args.out:
+        args.out.write_text(json.dumps({"verify_attn": times, **peers}, indent=1))
     print(f"done, {time.time() - started:.0f} s")
     return 0
 
