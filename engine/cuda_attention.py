@@ -25,35 +25,11 @@ SWIZZLED_LATENT, SWIZZLED_ROPE = 512, 64
 TILE = 32  # page sizes are multiples of it
 
 
-class Variant(NamedTuple):
-    """A compiled shape of the fast kernel.
+_MANY, _FEW = 32, 16  # rows a block of the fast kernel, or of a last block with no more
+_THREADS = 128
 
-    rows, threads  of a block
-    keys           slots at a time
-    alone_us       that it takes for them with one block on an SM; together_us: with two
-    """
-
-    name: str
-    rows: int
-    threads: int
-    keys: int
-    blocks_per_sm: int
-    alone_us: float
-    together_us: float
-
-
-VARIANTS = {
-    "four": (Variant("32", 32, 128, 32, 2, 1.35, 2.0), Variant("16", 16, 128, 32, 2, 0.9, 1.1)),
-    "eight": (
-        Variant("p48", 48, 256, 16, 1, 0.55, 0.55),
-        Variant("p32", 32, 256, 16, 1, 0.45, 0.45),
-        Variant("p16", 16, 256, 16, 2, 0.35, 0.45),
-    ),
-}
-USE = "eight"
-
-# Dynamic shared memory of the fast kernel, by variant; the .cu asserts the same numbers.
-MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072, "p48": 98_848, "p32": 90_528, "p16": 82_208}
+# Dynamic shared memory of verify_attn_mma_<rows>, by rows; the .cu asserts the same numbers.
+MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072}
 _HEADS_PER_BLOCK, _CHUNK = 4, 32  # of the plain kernel
 
 
@@ -86,6 +62,21 @@ class DeviceVisibility(NamedTuple):
     bits: Array
 
 
+class Splits(NamedTuple):
+    """How many blocks share the tiles of a row block: of all, of the last if it is half empty."""
+
+    all: int
+    light: int
+
+
+class DeviceSize(NamedTuple):
+    """SMs, blocks of the fast kernel that one holds at a time, and its shared memory."""
+
+    n_sms: int
+    blocks_per_sm: int
+    shared_bytes: int
+
+
 def swizzle(rows: Array) -> Array:
     """rows [..., physical rows, 576], 2-byte elements -> the same, swizzled; its own inverse."""
     *lead, n_rows, row_len = rows.shape
@@ -108,7 +99,7 @@ def verify_attn(
     split_size: int,
     max_slots: int,
     scores: Array | None = None,
-    splits: int | None = None,
+    splits: Splits | None = None,
 ) -> Array:
     """query [n, h, c + r] -> out_latent [n, h, c].
 
@@ -179,7 +170,7 @@ def _verify_attn_mma(
     scale: float,
     max_slots: int,
     scores: Array | None,
-    splits: int | None,
+    splits: Splits | None,
 ) -> Array:
     import cupy as cp
 
@@ -189,87 +180,118 @@ def _verify_attn_mma(
     assert scale > 0, scale
     assert query.dtype.itemsize == 2, query.dtype
     assert layer.page_size % TILE == 0, layer.page_size
-    variant = choose_variant(n * h)
-    if splits is None:
-        splits = choose_splits(n * h, max_slots, *_device_size(cp.cuda.Device().id))
-    acc = cp.empty((splits, n * h, c), cp.float32)
-    stats = cp.empty((n * h, splits, 2), cp.float32)
+    device = device_size(cp.cuda.Device().id)
+    splits = splits or choose_splits(n * h, max_slots, device)
+    block_rows, row_blocks, light_rows = row_blocks_of(n * h)
+    alone = splits.all == 1  # a block has all tiles of its rows: nothing to merge
     out = cp.empty((n, h, c), query.dtype)
-    split = kernel(f"verify_attn_mma_{variant.name}{'' if scores is None else '_scores'}")
-    shared = MMA_SHARED_BYTES[variant.name]
+    acc = None if alone else cp.empty((splits.all, n * h, c), cp.float32)
+    stats = None if alone else cp.empty((n * h, splits.all, 2), cp.float32)
+    split = kernel(f"verify_attn_mma_{block_rows}{'' if scores is None else '_scores'}")
+    shared = MMA_SHARED_BYTES[str(block_rows)]
+    if row_blocks * splits.all <= device.n_sms:
+        # Where each can have an SM to itself: they start while the kernel ahead still holds some
+        # SMs, and two would share one of the others.
+        shared = max(shared, device.shared_bytes // 2)
     if split.max_dynamic_shared_size_bytes < shared:
         split.preferred_shared_memory_carveout = 100  # per cent: room for two blocks on an SM
     launch(
         split,
-        (-(-n * h // variant.rows), splits, 1),
-        variant.threads,
+        (row_blocks, splits.all, 1),
+        _THREADS,
         shared,
         [
             *(query, layer.rows, layer.page_table, visibility.bits),
             *(visibility.count, visibility.open_len, visibility.n_slots, acc, stats, scores),
+            out if alone else None,
             ctypes.c_longlong(0 if scores is None else scores.shape[-1]),
-            *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // variant.keys),
-            *(visibility.bits.shape[1], n, h),
+            *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // TILE),
+            *(visibility.bits.shape[1], n, h, splits.light),
         ],
         overlap=True,
     )
-    parts = merge_parts(splits)
+    if alone:
+        return out
+    parts = merge_parts(splits.all)
+    merge = kernel(f"verify_attn_mma_merge_{parts}")
+    if merge.preferred_shared_memory_carveout != 100:
+        # The same as the splits': an SM changes it only when it is empty.
+        merge.preferred_shared_memory_carveout = 100
     launch(
-        kernel(f"verify_attn_mma_merge_{parts}"),
-        (n * h, 128 * parts // 256, 1),
+        merge,
+        (-(-n * h * parts // 2), 1, 1),
         256,
         0,
-        [acc, stats, visibility.count, visibility.n_slots, out, splits, n, h, variant.keys],
+        [
+            *(acc, stats, visibility.count, visibility.n_slots, out),
+            *(splits.all, splits.light, n * h - light_rows, n, h),
+        ],
         overlap=True,
     )
     return out
 
 
+def row_blocks_of(n_rows: int) -> tuple[int, int, int]:
+    """Rows a block, blocks, and rows of a last block that is half empty and works half as long."""
+    if n_rows <= _FEW:
+        return _FEW, 1, 0
+    left = n_rows % _MANY
+    return _MANY, -(-n_rows // _MANY), left if left <= _FEW else 0
+
+
 def merge_parts(splits: int) -> int:
-    """How many threads share the splits of a row's four columns."""
-    return 2 if splits <= 16 else 8 if splits <= 64 else 32
+    """How many threads share the splits of a row's four columns: each has eight loads in flight."""
+    return next(parts for parts in (1, 2, 4, 8, 32) if splits <= 8 * parts or parts == 32)
 
 
-def choose_variant(n_rows: int) -> Variant:
-    variants = VARIANTS[USE]
-    return min((v for v in variants if v.rows >= n_rows), key=lambda v: v.rows, default=variants[0])
-
-
-# Microseconds, from measurements on an H200 (benchmarks/verify_attn.py --sweep). They choose a
-# grid, nothing else.
+# Microseconds, measured on an H200 (benchmarks/kernels/verify_attn.py --sweep). They choose a grid,
+# nothing else.
+_TILE_US = {_MANY: (1.35, 1.9), _FEW: (0.9, 1.1)}  # one block on an SM, two
+_WAVE_US = 3.0  # what a wave of blocks costs besides its tiles
 _CACHE_BYTES_PER_US = 4.3e6
 _BLOCK_BYTES_PER_US = 0.025e6
-_WAVE_US = 2.0  # what a wave of blocks costs besides its slots
+_MERGE_US = 1.5
 _PARTIAL_US_PER_MB = 0.35  # of partial results, written and read
 
 
-def choose_splits(n_rows: int, max_slots: int, n_sms: int, blocks_per_sm: int) -> int:
-    """How many blocks share the slots: enough to fill the device, few enough to merge."""
-    variant = choose_variant(n_rows)
-    units = max(1, -(-max_slots // variant.keys))
-    row_blocks = -(-n_rows // variant.rows)
-    at_once = n_sms * min(blocks_per_sm, variant.blocks_per_sm)
+def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> Splits:
+    """How many blocks share the tiles: enough to fill the device, few enough to merge."""
+    block_rows, row_blocks, light_rows = row_blocks_of(n_rows)
+    tiles = max(1, -(-max_slots // TILE))
+    heavy = row_blocks - (light_rows > 0)
+    at_once = device.n_sms * device.blocks_per_sm
 
-    def cost(splits: int) -> float:
-        blocks = row_blocks * splits
-        unit_us = variant.alone_us if blocks <= n_sms else variant.together_us
-        compute = -(-blocks // at_once) * (-(-units // splits) * unit_us + _WAVE_US)
+    def cost(splits: Splits) -> float:
+        blocks = heavy * splits.all + (splits.light if light_rows else 0)
+        tile_us = _TILE_US[block_rows][blocks > device.n_sms]
+        compute = -(-blocks // at_once) * (-(-tiles // splits.all) * tile_us + _WAVE_US)
         cache = max_slots * 1152 / min(_CACHE_BYTES_PER_US, blocks * _BLOCK_BYTES_PER_US)
-        return max(compute, cache) + (splits * n_rows * 2048e-6 * _PARTIAL_US_PER_MB)
+        partial_mb = ((n_rows - light_rows) * splits.all + light_rows * splits.light) * 2048e-6
+        merge = 0 if splits.all == 1 else _MERGE_US + partial_mb * _PARTIAL_US_PER_MB
+        return max(compute, cache) + merge
 
-    return min(range(1, min(units, max(1, at_once // row_blocks)) + 1), key=cost)
+    most = min(tiles, max(1, at_once // max(1, heavy)))
+    return min((even_splits(n_rows, tiles, splits) for splits in range(1, most + 1)), key=cost)
+
+
+def even_splits(n_rows: int, tiles: int, splits: int) -> Splits:
+    """A last row block that works half as long gets as few as keep up with the others'."""
+    _, _, light_rows = row_blocks_of(n_rows)
+    if not light_rows:
+        return Splits(splits, splits)
+    others_us = -(-tiles // splits) * _TILE_US[_MANY][1]
+    most_tiles = max(1, int(others_us / _TILE_US[_FEW][1]))
+    return Splits(splits, min(splits, -(-tiles // most_tiles)))
 
 
 @cache
-def _device_size(device: int) -> tuple[int, int]:
-    """SMs, and blocks of the fast kernel that one holds at a time."""
+def device_size(device: int) -> DeviceSize:
     import cupy as cp
 
     attributes = cp.cuda.Device(device).attributes
-    shared = attributes["MaxSharedMemoryPerMultiprocessor"]
-    return attributes["MultiProcessorCount"], max(
-        1, min(2, shared // (MMA_SHARED_BYTES["32"] + 1024))
-    )
+    shared_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
+    blocks = shared_bytes // (MMA_SHARED_BYTES["32"] + 1024)
+    return DeviceSize(attributes["MultiProcessorCount"], max(1, min(2, blocks)), shared_bytes)
 
 
 def _check_operands(

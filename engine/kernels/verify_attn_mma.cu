@@ -4,8 +4,10 @@
 // Row R = node * h + head attends to the slots that its node sees; all rows share keys and values
 // (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
 //
-// A block takes 32 rows (16 where there are no more) and the tiles split, split + splits, ... of 32
-// slots. Tile t of the cache is 36,864 contiguous bytes: one bulk copy, two stages of them.
+// A block takes 32 rows and the tiles split, split + splits, ... of 32 slots. Tile t of the cache is
+// 36,864 contiguous bytes: one bulk copy, two stages of them. A last row block of 16 rows or fewer
+// does half the work a tile, and so shares its tiles among fewer blocks. The merge joins the splits;
+// with one split there is none, and the blocks write the result.
 //
 //   scores   Each of the four warps multiplies all rows by its quarter of the 576 dimensions (the
 //            query stays in registers) and all 32 keys. The quarters' sums meet in shared memory,
@@ -25,11 +27,21 @@
 // finite; slots from n_slots on are never loaded.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
-// and a prefetch into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
+// and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
 // is summed by atomics: the same inputs give the same bits.
 //
-// grid (ceil(n h / rows), splits)   block 128   shared memory: SHARED_BYTES, dynamic, below
-// merge: grid (n h, 4)   block 256
+// What decided, on an H200 (H/M/L: heads, nodes, committed tokens):
+//   A warp's products take 14 clocks an mma, twice what the unit takes, with one block on the SM or
+//   two: four warps with 32 rows need a second block, and two such blocks take all its registers.
+//   The page table is read 32 tiles ahead by the lanes of warp 0. Read for each copy it held up all
+//   warps at the barrier after the scores: 680 clocks of 3,800 a tile; 8/1/64k took 35 us, now 27.
+//   Eight warps a block, tiles of 16 slots in four stages and the softmax of one tile beside the
+//   products of another lost: 101 us against 85 at 8/17/64k, 330 against 260 at 8/65/64k. Each of
+//   its tiles waits for two exchanges between warps, and half as many slots pay for them.
+//
+// grid (ceil(n h / 32), splits)   block 128   shared memory: Shared::BYTES, dynamic, below
+// n h <= 16: the same with 16 rows (verify_attn_mma_16)
+// merge: grid (ceil(n h PARTS / 2))   block 256
 
 #include "common.cuh"
 
@@ -179,24 +191,31 @@ __device__ __forceinline__ void transpose_quad(u32 (&x)[4]) {
 template <int M>
 __device__ __forceinline__ void load_query(
     u32 (&q)[STEPS][M][4], const char* query, int first_row, int n_rows, int warp, int lane) {
+    u32 x[2 * M][5][4];  // four 16-byte chunks at a time, of 18; all loads are in flight at once
 #pragma unroll
     for (int o = 0; o < 2 * M; ++o) {
         int row = first_row + (o ^ (warp & (2 * M - 1))) * 8 + (lane >> 2);
         const char* from = query + (i64)row * ROW_BYTES + warp * QUARTER_BYTES;
 #pragma unroll
-        for (int i = 0; i < 5; ++i) {  // four 16-byte chunks at a time, of 18
+        for (int i = 0; i < 5; ++i) {
             int chunk = 4 * i + (i < 4 ? lane & 3 : lane & 1);
-            u32 x[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) x[o][i][j] = 0;
             if (row < n_rows)
                 asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                             : "=r"(x[o][i][0]), "=r"(x[o][i][1]), "=r"(x[o][i][2]), "=r"(x[o][i][3])
                              : "l"(from + chunk * 16));
-            transpose_quad(x);
-#pragma unroll
-            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
-                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[j];
         }
     }
+#pragma unroll
+    for (int o = 0; o < 2 * M; ++o)
+#pragma unroll
+        for (int i = 0; i < 5; ++i) {
+            transpose_quad(x[o][i]);
+#pragma unroll
+            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
+                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[o][i][j];
+        }
 }
 
 // Which of the slots first..first+31 a node sees.
@@ -241,11 +260,13 @@ __device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n
     __syncwarp();
 }
 
-template <int M, bool SCORES>
+// A block's work, on 16 M rows at most; each block ahead of it in x has ROWS.
+template <int M, int ROWS, bool SCORES>
 __device__ __forceinline__ void attend(
     const char* query, const char* rows, const i64* page_table, int n_pages, int page_tiles,
     const u32* bits, int words, const i64* count, const i64* open_len_at, const i64* n_slots_at,
-    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride) {
+    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out,
+    int splits) {
     constexpr int OCTETS = 2 * M;
     typedef Shared<OCTETS> Layout;
     constexpr int FAR = Layout::FAR_STEPS;
@@ -253,8 +274,7 @@ __device__ __forceinline__ void attend(
     u32 base = shared_address(memory);
     u32 full = base + Layout::BARRIERS_AT, empty = full + 16;
     int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
-    int split = blockIdx.y, splits = gridDim.y;
-    int first_row = blockIdx.x * (8 * OCTETS), n_rows = n * h;
+    int split = blockIdx.y, first_row = blockIdx.x * ROWS, n_rows = n * h;
 
     // Where a tile of the cache lies, in tiles; negative where its page is not mapped.
     auto place = [&](int tile) {
@@ -262,25 +282,32 @@ __device__ __forceinline__ void attend(
         if ((int)page >= n_pages) return (i64)-1;
         return read_now(page_table + page) * page_tiles + (tile - page * page_tiles);
     };
-    if (threadIdx.x == 0) {
-        // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-        i64 at = place(split);
-        if (at >= 0 && at < (i64)n_pages * page_tiles)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
-                         "r"(TILE_BYTES));
-        barrier_init(full, 1);
-        barrier_init(full + 8, 1);
-        barrier_init(empty, WARPS);
-        barrier_init(empty + 8, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    if (warp == 0) {
+        if (lane < 2) {
+            // A table that the kernel ahead has yet to write misleads no more than this prefetch.
+            i64 at = place(split + lane * splits);
+            if (at >= 0 && at < (i64)n_pages * page_tiles)
+                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
+                             "r"(TILE_BYTES));
+        }
+        if (lane == 0) {
+            barrier_init(full, 1);
+            barrier_init(full + 8, 1);
+            barrier_init(empty, WARPS);
+            barrier_init(empty + 8, WARPS);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
     }
     wait_for_previous_kernel();
     let_next_kernel_start();
 
+    i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
-    if (first_row >= read_now(count) * h) return;  // padding, and nobody reads its results
+    bool padding = first_row >= read_now(count) * h;  // nobody reads its results
     int cache_tiles = (n_slots + KEYS - 1) / KEYS;
-    if (split >= cache_tiles) return;  // nor does the merge read a split without tiles
+    // Nor does the merge read a split without tiles. One branch: two would load one after the other.
+    if (padding | (split >= cache_tiles)) return;
     int n_tiles = (cache_tiles - split + splits - 1) / splits;
 
     // Tile k of this block is tile split + k splits of the cache.
@@ -289,9 +316,7 @@ __device__ __forceinline__ void attend(
         copy_tile(base + (k & 1) * TILE_BYTES, rows + at * TILE_BYTES,
                   left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + (k & 1) * 8);
     };
-    i64 places = 0;  // warp 0: where tile 32 i + lane of this block lies
     if (warp == 0) {
-        if (lane < n_tiles) places = place(split + lane * splits);
         i64 second = __shfl_sync(~0u, places, 1);
         if (lane == 0) {
             start_copy(0, places);
@@ -481,6 +506,34 @@ __device__ __forceinline__ void attend(
         if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
     }
 
+    if (out) {  // this block had all tiles
+        // Asked for anew: addresses that are ready before the loop would be spilled.
+        u32 thread, to_alpha;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+        asm volatile("mov.u32 %0, %1;" : "=r"(to_alpha) : "r"(base + Layout::ALPHA_AT));
+        int octet = thread >> 5, octet_row = (thread & 31) >> 2, quad = thread & 3;
+        norm += __shfl_xor_sync(~0u, norm, 1);
+        norm += __shfl_xor_sync(~0u, norm, 2);
+        __syncthreads();
+        if (octet < OCTETS && quad == 0)
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to_alpha + (octet_row * 4 + octet) * 4),
+                         "f"(1.f / norm)
+                         : "memory");
+        __syncthreads();
+#pragma unroll
+        for (int oct = 0; oct < OCTETS; ++oct) {
+            int its = oct ^ (octet & OWN), row = first_row + its * 8 + octet_row, e = 2 * (oct & 1);
+            if (row >= n_rows) continue;
+            float part = read_shared(to_alpha + (octet_row * 4 + its) * 4);
+            real* at = out + (i64)row * LATENT + octet * 128 + quad * 2;
+#pragma unroll
+            for (int t = 0; t < COLUMN_TILES; ++t) {
+                const float(&x)[4] = o[oct >> 1][t];
+                *(u32*)(at + t * 8) = pack_bf16(x[e] * part, x[e + 1] * part);
+            }
+        }
+        return;
+    }
     // Partial results. Columns lie as the fragments do: 16 t + 4 q + e holds column 16 t + 2 q + (e & 1)
     // + 8 (e >> 1).
 #pragma unroll
@@ -503,406 +556,40 @@ __device__ __forceinline__ void attend(
         norm += __shfl_xor_sync(~0u, norm, 2);
         int row = first_row + warp * 8 + (lane >> 2);
         if ((lane & 3) == 0 && row < n_rows) {
-            float* at = stats + ((i64)row * splits + split) * 2;
+            float* at = stats + ((i64)row * gridDim.y + split) * 2;
             at[0] = reference;
             at[1] = norm;
         }
     }
 }
 
-// ---- Eight warps, units of 16 slots, softmax and products overlapped -----------------------------
-
-namespace pipelined {
-
-constexpr int WARPS = 8;
-constexpr int KEYS = 16;  // slots a unit
-constexpr int STAGES = 4;
-constexpr int UNIT_BYTES = KEYS * ROW_BYTES;
-constexpr int COLUMN_TILES = 8;  // n8 tiles of a warp's 64 columns
-constexpr int SLOTS = 7;         // partial sums that an octet's owner reads
-
-template <int M>
-struct Shared {
-    static constexpr int OCTETS = 2 * M;
-    static constexpr int PARTIALS = OCTETS * SLOTS * 256;  // bytes, one of two
-    static constexpr int P = M * 512;
-    static constexpr int PARTIALS_AT = STAGES * UNIT_BYTES;
-    static constexpr int P_AT = PARTIALS_AT + 2 * PARTIALS;
-    static constexpr int ALPHA_AT = P_AT + 2 * P;
-    static constexpr int MOVED_AT = ALPHA_AT + 2 * OCTETS * 32;
-    static constexpr int BARRIERS_AT = MOVED_AT + 2 * 32;
-    static constexpr int BYTES = BARRIERS_AT + (2 * STAGES + 4) * 8;
-};
-static_assert(Shared<1>::BYTES == 82208, "cuda_attention.py knows it");
-static_assert(Shared<2>::BYTES == 90528, "cuda_attention.py knows it");
-static_assert(Shared<3>::BYTES == 98848, "cuda_attention.py knows it");
-
-__device__ __forceinline__ void load_two_matrices(u32& a, u32& b, u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(at));
-}
-__device__ __forceinline__ void write_shared(u32 at, float a, float b) {
-    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(a), "f"(b) : "memory");
-}
-__device__ __forceinline__ void read_shared(float& a, float& b, u32 at) {
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(a), "=f"(b) : "r"(at) : "memory");
-}
-
-// A quarter of the rows as A fragments: q[step][m][half + 2 (upper 8 of k16)].
-template <int M>
-__device__ __forceinline__ void load_query(
-    u32 (&q)[STEPS][M][4], const char* query, int first_row, int n_rows, int quarter, int lane) {
-    u32 x[2 * M][5][4];  // four 16-byte chunks at a time, of 18
-#pragma unroll
-    for (int o = 0; o < 2 * M; ++o) {
-        int row = first_row + o * 8 + (lane >> 2);
-        const char* from = query + (i64)row * ROW_BYTES + quarter * QUARTER_BYTES;
-#pragma unroll
-        for (int i = 0; i < 5; ++i) {
-            int chunk = 4 * i + (i < 4 ? lane & 3 : lane & 1);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) x[o][i][j] = 0;
-            if (row < n_rows)
-                asm volatile("ld.global.v4.b32 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(x[o][i][0]), "=r"(x[o][i][1]), "=r"(x[o][i][2]), "=r"(x[o][i][3])
-                             : "l"(from + chunk * 16));
-        }
-    }
-#pragma unroll
-    for (int o = 0; o < 2 * M; ++o)
-#pragma unroll
-        for (int i = 0; i < 5; ++i) {
-            transpose_quad(x[o][i]);
-#pragma unroll
-            for (int j = 0; j < (i < 4 ? 4 : 2); ++j)
-                q[2 * i + (j >> 1)][o >> 1][(o & 1) + 2 * (j & 1)] = x[o][i][j];
-        }
-}
-
-// In the warp's 64 columns: 0 for what is not finite, and in rows from n_valid on.
-__device__ __forceinline__ void clean_values(u32 unit, int warp, int lane, int n_valid) {
-    u32 at = unit + (lane >> 3) * ROW_BYTES + warp * 128 + (lane & 7) * 16;
-#pragma unroll
-    for (int row = lane >> 3; row < KEYS; row += 4, at += 4 * ROW_BYTES) {
-        u32 x[4] = {0, 0, 0, 0};
-        if (row < n_valid) ::read_shared(x, at);
-        ::write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
-                       finite_or_zero(x[3]));
-    }
-    // The next bulk copy into this stage comes after these writes.
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncwarp();
-}
-
-template <int M, bool SCORES>
-__device__ __forceinline__ void attend(
-    const char* query, const char* rows, const i64* page_table, int n_pages, int page_units,
-    const u32* bits, int words, const i64* count, const i64* open_len_at, const i64* n_slots_at,
-    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride) {
-    constexpr int OCTETS = 2 * M;
-    constexpr int SETS = M == 3 ? 1 : 2;  // of sums, where a single chain of MMAs would wait
-    typedef Shared<M> Layout;
-    extern __shared__ __align__(1024) char memory[];
-    u32 base = shared_address(memory);
-    u32 full = base + Layout::BARRIERS_AT, empty = full + 8 * STAGES;
-    u32 summed = empty + 8 * STAGES, weighed = summed + 16;
-    int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
-    int quarter = warp & 3, eight = warp >> 2;  // of the dimensions, of the unit's keys
-    int split = blockIdx.y, splits = gridDim.y;
-    int first_row = blockIdx.x * (8 * OCTETS), n_rows = n * h;
-    bool producer = warp == WARPS - 1;
-
-    // Where unit k of this block lies, in units.
-    auto locate = [&](int k) {
-        u32 unit = (u32)(split + k * splits), page = unit / (u32)page_units;
-        if ((int)page >= n_pages) return -1;
-        return (int)read_now(page_table + page) * page_units + (int)(unit - page * page_units);
-    };
-    auto prefetch = [&](int at) {
-        if (at >= 0 && at < n_pages * page_units)
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + (i64)at * UNIT_BYTES),
-                         "r"(UNIT_BYTES));
-    };
-    if (producer) {
-        // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-        if (lane < STAGES) prefetch(locate(lane));
-        if (lane == 0) {
-            for (int i = 0; i < STAGES; ++i) {
-                barrier_init(full + 8 * i, 1);
-                barrier_init(empty + 8 * i, WARPS);
-            }
-            for (int i = 0; i < 2; ++i) {
-                barrier_init(summed + 8 * i, WARPS);
-                barrier_init(weighed + 8 * i, OCTETS);
-            }
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        __syncwarp();
-    }
-    wait_for_previous_kernel();
-
-    int places = producer ? locate(lane) : 0;  // of unit 32 i + lane
-    int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
-    i64 rows_that_count = read_now(count) * h;
-
-    // Unit k of this block is unit split + k splits of the cache.
-    auto start_copy = [&](int k, int at) {
-        int left = n_slots - (split + k * splits) * KEYS, stage = k & (STAGES - 1);
-        copy_tile(base + stage * UNIT_BYTES, rows + (i64)at * UNIT_BYTES,
-                  left < KEYS ? left * ROW_BYTES : UNIT_BYTES, full + stage * 8);
-    };
-    // The row blocks that share a split's units let one of them bring a batch into L2.
-    bool brings = gridDim.x > 1 && blockIdx.x == 0;
-    auto count_units = [&] {
-        // Padding has none, as nobody reads its results, nor the merge those of a split without units.
-        int cache_units = first_row < rows_that_count ? (n_slots + KEYS - 1) / KEYS : 0;
-        return cache_units <= split ? 0 : (cache_units - split + splits - 1) / splits;
-    };
-    if (producer) {
-        int mine = count_units();
-#pragma unroll
-        for (int i = 0; i < STAGES; ++i)
-            if (lane == i && i < mine) start_copy(i, places);
-        __syncwarp();
-        if (brings && lane >= STAGES && lane < mine) prefetch(places);
-    }
-
-    u32 q[STEPS][M][4];
-    load_query<M>(q, query, first_row, n_rows, quarter, lane);
-    int n_units = count_units();
-    if (!n_units) return;
-    float o[M][COLUMN_TILES][4];
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int t = 0; t < COLUMN_TILES; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[m][t][e] = 0.f;
-    float reference = NEG_INF, norm = 0.f;  // of row lane / 4 of octet `warp`
-    float scale2 = scale * 1.4426950408889634f;
-    __syncthreads();  // the barriers are set up
-
-    // ldmatrix addresses inside a unit. Keys: this warp's eight keys, k 0-7, 8-15, 16-23, 24-31; two k32
-    // further is 128 bytes further. Values: (keys 0-7, columns 0-7), (keys 8-15, the same), (..., 8-15).
-    u32 key_at[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        int chunk = 2 * quarter + 4 * j + (lane >> 3);
-        key_at[j] = (eight * 8 + (lane & 7)) * ROW_BYTES + (2 * quarter + (chunk >> 3)) * 128 +
-                    ((chunk ^ lane) & 7) * 16;
-    }
-    u32 value_at = (lane & 15) * ROW_BYTES + warp * 128 + (((lane >> 4) ^ (lane & 7)) * 16);
-
-#pragma unroll 1
-    for (int k = -1; k < n_units; ++k) {
-        bool more = k + 1 < n_units;
-        u32 next = (u32)(k + 1) & 1, next_parity = ((u32)(k + 1) >> 1) & 1;
-        float own[2] = {0.f, 0.f};
-        if (more) {  // scores of the next unit
-            int stage = (k + 1) & (STAGES - 1);
-            u32 unit = base + stage * UNIT_BYTES;
-            float s[SETS][M][4];
-#pragma unroll
-            for (int i = 0; i < SETS; ++i)
-#pragma unroll
-                for (int m = 0; m < M; ++m)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) s[i][m][e] = 0.f;
-            barrier_wait(full + stage * 8, ((k + 1) / STAGES) & 1);
-#pragma unroll
-            for (int pair = 0; pair < 5; ++pair) {
-                u32 b[4];
-                u32 at = unit + key_at[pair & 1] + (pair >> 1) * 128;
-                if (pair < 4)
-                    load_matrices(b, at);
-                else
-                    load_two_matrices(b[0], b[1], at);
-#pragma unroll
-                for (int half = 0; half < (pair < 4 ? 2 : 1); ++half)
-#pragma unroll
-                    for (int m = 0; m < M; ++m)
-                        mma(s[half % SETS][m], q[2 * pair + half][m], b[2 * half], b[2 * half + 1]);
-            }
-            u32 at = base + Layout::PARTIALS_AT + next * Layout::PARTIALS + lane * 8;
-#pragma unroll
-            for (int oct = 0; oct < OCTETS; ++oct) {
-                int m = oct >> 1, e = 2 * (oct & 1);
-                float x = s[0][m][e], y = s[0][m][e + 1];
-                if (SETS == 2) {
-                    x += s[SETS - 1][m][e];
-                    y += s[SETS - 1][m][e + 1];
-                }
-                int slot = (quarter ^ (oct & 3)) + (eight == (oct >> 2) ? -1 : 3);
-                if (slot < 0) {
-                    own[0] = x;
-                    own[1] = y;
-                } else {
-                    write_shared(at + (oct * SLOTS + slot) * 256, x, y);
-                }
-            }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(summed + next * 8);
-        }
-        if (k + 2 >= n_units) let_next_kernel_start();
-
-        if (k >= 0) {  // values of this unit
-            int stage = k & (STAGES - 1);
-            u32 unit = base + stage * UNIT_BYTES, now = next ^ 1;
-            barrier_wait(weighed + now * 8, ((u32)k >> 1) & 1);
-            if (producer && k >= 1 && k + STAGES - 1 < n_units) {
-                int coming = k + STAGES - 1;
-                if ((coming & 31) == 0 && coming + lane < n_units) {
-                    places = locate(coming + lane);
-                    if (brings) prefetch(places);
-                }
-                int at = __shfl_sync(~0u, places, coming & 31);
-                barrier_wait(empty + (coming & (STAGES - 1)) * 8, ((k - 1) / STAGES) & 1);
-                if (lane == 0) start_copy(coming, at);
-            }
-            int first = (split + k * splits) * KEYS;
-            if (first + KEYS > open_len) clean_values(unit, warp, lane, n_slots - first);
-            u32 a[M][4];
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-                ::read_shared(a[m], base + Layout::P_AT + now * Layout::P + m * 512 + lane * 16);
-            }
-            u32 moved_at = base + Layout::MOVED_AT + now * 32, moved;
-            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(moved) : "r"(moved_at + (lane & 7) * 4) : "memory");
-            if (__any_sync(~0u, (lane & 7) < OCTETS && moved)) {
-                u32 alpha_at = base + Layout::ALPHA_AT + now * (OCTETS * 32) + (lane >> 2) * 4;
-#pragma unroll
-                for (int oct = 0; oct < OCTETS; ++oct) {
-                    float alpha = ::read_shared(alpha_at + oct * 32);
-#pragma unroll
-                    for (int t = 0; t < COLUMN_TILES; ++t) {
-                        o[oct >> 1][t][2 * (oct & 1)] *= alpha;
-                        o[oct >> 1][t][2 * (oct & 1) + 1] *= alpha;
-                    }
-                }
-            }
-#pragma unroll
-            for (int t = 0; t < COLUMN_TILES / 2; ++t) {
-                u32 v[4];
-                load_transposed(v, (unit + value_at) ^ (t * 32));
-#pragma unroll
-                for (int m = 0; m < M; ++m) {
-                    mma(o[m][2 * t], a[m], v[0], v[1]);
-                    mma(o[m][2 * t + 1], a[m], v[2], v[3]);
-                }
-            }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(empty + stage * 8);
-        }
-
-        if (more && warp < OCTETS) {  // weights of the next unit's keys for eight rows
-            barrier_wait(summed + next * 8, next_parity);
-            u32 from = base + Layout::PARTIALS_AT + next * Layout::PARTIALS + warp * (SLOTS * 256) + lane * 8;
-            float part[SLOTS][2], x[4];
-#pragma unroll
-            for (int i = 0; i < SLOTS; ++i) read_shared(part[i][0], part[i][1], from + i * 256);
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                float mine = (own[e] + part[0][e]) + (part[1][e] + part[2][e]);
-                float other = (part[3][e] + part[4][e]) + (part[5][e] + part[6][e]);
-                x[e] = eight ? other : mine;
-                x[2 + e] = eight ? mine : other;
-            }
-            int first = (split + (k + 1) * splits) * KEYS;
-            if (first + KEYS > open_len || SCORES) {
-                int row = first_row + warp * 8 + (lane >> 2);
-                u32 seen = 0;
-                if (row < n_rows)
-                    seen = visible_slots(bits, words, row / h, first, open_len, n_slots);
-                seen >>= 2 * (lane & 3);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    bool visible = (seen >> ((e >> 1) * 8 + (e & 1))) & 1;
-                    if (SCORES && visible)
-                        scores[(i64)row * score_stride + first + (e >> 1) * 8 + 2 * (lane & 3) + (e & 1)] =
-                            x[e] * scale;
-                    if (!visible) x[e] = NEG_INF;
-                }
-            }
-            float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3])) * scale2;
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            bool moves = top > reference + SLACK;
-            float alpha = moves ? exp2_fast(reference - top) : 1.f;
-            reference = moves ? top : reference;
-            float shift = reference == NEG_INF ? 0.f : reference;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) x[e] = exp2_fast(fmaf(x[e], scale2, -shift));
-            norm = fmaf(norm, alpha, (x[0] + x[1]) + (x[2] + x[3]));
-            u32 p_at = base + Layout::P_AT + next * Layout::P + (warp >> 1) * 512 + (warp & 1) * 4 + lane * 16;
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(p_at), "r"(pack_bf16(x[0], x[1])) : "memory");
-            asm volatile("st.shared.u32 [%0], %1;" ::"r"(p_at + 8), "r"(pack_bf16(x[2], x[3])) : "memory");
-            u32 moved = __any_sync(~0u, moves);
-            if ((lane & 3) == 0)
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(base + Layout::ALPHA_AT + next * (OCTETS * 32) +
-                                                             warp * 32 + (lane >> 2) * 4),
-                             "f"(alpha)
-                             : "memory");
-            if (lane == 0)
-                asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + Layout::MOVED_AT + next * 32 + warp * 4),
-                             "r"(moved)
-                             : "memory");
-            __syncwarp();
-            if (lane == 0) barrier_arrive(weighed + next * 8);
-        }
-    }
-
-    // Partial results. Columns lie as the fragments do: 16 t + 4 q + e holds column 16 t + 2 q + (e & 1)
-    // + 8 (e >> 1).
-#pragma unroll
-    for (int oct = 0; oct < OCTETS; ++oct) {
-        int row = first_row + oct * 8 + (lane >> 2);
-        if (row >= n_rows) continue;
-        float* at = acc + ((i64)split * n_rows + row) * LATENT + warp * 64 + (lane & 3) * 4;
-#pragma unroll
-        for (int t = 0; t < COLUMN_TILES / 2; ++t) {
-            const float(&x)[4] = o[oct >> 1][2 * t];
-            const float(&y)[4] = o[oct >> 1][2 * t + 1];
-            int e = 2 * (oct & 1);
-            asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at + 16 * t), "f"(x[e]),
-                         "f"(x[e + 1]), "f"(y[e]), "f"(y[e + 1])
-                         : "memory");
-        }
-    }
-    if (warp < OCTETS) {
-        norm += __shfl_xor_sync(~0u, norm, 1);
-        norm += __shfl_xor_sync(~0u, norm, 2);
-        int row = first_row + warp * 8 + (lane >> 2);
-        if ((lane & 3) == 0 && row < n_rows) {
-            float* at = stats + ((i64)row * splits + split) * 2;
-            at[0] = reference;
-            at[1] = norm;
-        }
-    }
-}
-
-// The splits' softmax as one. A block takes a row and 256 / PARTS groups of four columns; part p sums the
-// splits p, p + PARTS, ..., ascending, and the parts' sums are added in a fixed order.
+// The splits' softmax as one. PARTS threads share four columns of a row: part p sums the splits p,
+// p + PARTS, ..., ascending, and the parts' sums are added in a fixed order. The launcher takes
+// parts enough for all loads of a thread to be in flight at once.
 template <int PARTS>
 __device__ __forceinline__ void merge(
     const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int splits,
-    int n, int h, int keys) {
-    constexpr int QUADS = 256 / PARTS;
+    int light_splits, int heavy_rows, int n, int h) {
+    constexpr int QUADS = 256 / PARTS;  // four columns each; more than a row has where PARTS is 1
     constexpr int GROUPS = QUADS < 32 ? 8 : PARTS;  // sums that meet in shared memory
     constexpr int BATCH = 8;
-    __shared__ float4 sums[GROUPS][QUADS];
+    __shared__ float4 sums[PARTS == 1 ? 1 : GROUPS][PARTS == 1 ? 1 : QUADS];
     __shared__ float norms[GROUPS];
-    int part = threadIdx.x / QUADS, quad = threadIdx.x % QUADS, lane = threadIdx.x & 31;
-    int row = blockIdx.x, n_rows = n * h;
+    int part = threadIdx.x / QUADS, lane = threadIdx.x & 31, n_rows = n * h;
+    int at = blockIdx.x * QUADS + threadIdx.x % QUADS;
+    int row = at / (LATENT / 4), quad = at % (LATENT / 4);
     // These two were written before the splits began, and the splits let this kernel start only
     // after they had waited for that.
-    i64 n_units = (*n_slots + keys - 1) / keys;
+    i64 cache_tiles = (*n_slots + KEYS - 1) / KEYS;
     bool padding = row >= *count * h;
-    int used = n_units < splits ? (int)n_units : splits;
+    let_next_kernel_start();  // which waits for the end of this one, and so for the splits'
+    int mine = row < heavy_rows ? splits : light_splits;
+    int used = cache_tiles < mine ? (int)cache_tiles : mine;
     wait_for_previous_kernel();
-    let_next_kernel_start();
     if (padding) return;
 
     const float2* stat = (const float2*)stats + (i64)row * splits;
-    const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + blockIdx.y * QUADS + quad;
+    const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + quad;
     i64 stride = (i64)n_rows * (LATENT / 4);
     float4 x[BATCH];
     float2 its[BATCH];
@@ -939,41 +626,40 @@ __device__ __forceinline__ void merge(
         if (i >= used) break;
         load(i);
     }
-    __syncwarp();
+    if (PARTS > 1) {
+        __syncwarp();
 #pragma unroll
-    for (int offset = QUADS; offset < 32; offset *= 2) {
-        sum.x += __shfl_xor_sync(~0u, sum.x, offset);
-        sum.y += __shfl_xor_sync(~0u, sum.y, offset);
-        sum.z += __shfl_xor_sync(~0u, sum.z, offset);
-        sum.w += __shfl_xor_sync(~0u, sum.w, offset);
-        norm += __shfl_xor_sync(~0u, norm, offset);
-    }
-    int group = QUADS < 32 ? (int)threadIdx.x >> 5 : part;
-    if (QUADS >= 32 || lane < QUADS) sums[group][quad] = sum;
-    if (QUADS >= 32 ? quad == 0 : lane == 0) norms[group] = norm;
-    __syncthreads();
-    if (threadIdx.x >= QUADS) return;
+        for (int offset = QUADS; offset < 32; offset *= 2) {
+            sum.x += __shfl_xor_sync(~0u, sum.x, offset);
+            sum.y += __shfl_xor_sync(~0u, sum.y, offset);
+            sum.z += __shfl_xor_sync(~0u, sum.z, offset);
+            sum.w += __shfl_xor_sync(~0u, sum.w, offset);
+            norm += __shfl_xor_sync(~0u, norm, offset);
+        }
+        int group = QUADS < 32 ? (int)threadIdx.x >> 5 : part, here = threadIdx.x % QUADS;
+        if (QUADS >= 32 || lane < QUADS) sums[group][here] = sum;
+        if (QUADS >= 32 ? here == 0 : lane == 0) norms[group] = norm;
+        __syncthreads();
+        if (threadIdx.x >= QUADS) return;
 #pragma unroll
-    for (int i = 1; i < GROUPS; ++i) {
-        float4 y = sums[i][quad];
-        sum.x += y.x;
-        sum.y += y.y;
-        sum.z += y.z;
-        sum.w += y.w;
-        norm += norms[i];
+        for (int i = 1; i < GROUPS; ++i) {
+            float4 y = sums[i][here];
+            sum.x += y.x;
+            sum.y += y.y;
+            sum.z += y.z;
+            sum.w += y.w;
+            norm += norms[i];
+        }
     }
-    int place = blockIdx.y * QUADS + quad;
-    u32* to = (u32*)(out + (i64)row * LATENT + (place >> 2) * 16 + (place & 3) * 2);
+    u32* to = (u32*)(out + (i64)row * LATENT + (quad >> 2) * 16 + (quad & 3) * 2);
     to[0] = pack_bf16(sum.x / norm, sum.y / norm);
     to[4] = pack_bf16(sum.z / norm, sum.w / norm);
 }
 
-}  // namespace pipelined
-
 }  // namespace
 
-#define VERIFY_ATTN(NAME, ATTEND, THREADS, BLOCKS, M, SCORES)                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(                                    \
+#define VERIFY_ATTN(NAME, M, SCORES)                                                              \
+    extern "C" __global__ void __launch_bounds__(128, 2) NAME(                                    \
         const char* query,      /* [n, h, 576] bfloat16 */                                        \
         const char* rows,       /* [physical rows, 576] bfloat16, swizzled: this layer's */       \
         const i64* page_table,  /* [n_pages] */                                                   \
@@ -984,35 +670,38 @@ __device__ __forceinline__ void merge(
         float* acc,             /* [splits, n h, 512], columns in the order of the fragments */   \
         float* stats,           /* [n h, splits, 2] reference exponent, sum of 2^(score - it) */  \
         float* scores,          /* [n, h, score_stride] or null */                                \
+        real* out,              /* [n, h, 512], or null: acc and stats */                         \
         i64 score_stride, float scale,  /* positive */                                            \
         int n_pages, int page_tiles,    /* tiles a page */                                        \
-        int words, int n, int h) {                                                                \
-        ATTEND<M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words, count,        \
-                          open_len, n_slots, n, h, scale, acc, stats, scores, score_stride);      \
+        int words, int n, int h, int light_splits) {                                              \
+        if (M == 1 || (int)blockIdx.x * 32 + 16 < n * h)                                          \
+            attend<M, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
+                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
+                                      score_stride, out, gridDim.y);                              \
+        else if ((int)blockIdx.y < light_splits) /* the last row block, half empty */             \
+            attend<1, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
+                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
+                                      score_stride, out, light_splits);                           \
     }
 
-VERIFY_ATTN(verify_attn_mma_32, attend, 128, 2, 2, false)
-VERIFY_ATTN(verify_attn_mma_16, attend, 128, 2, 1, false)
-VERIFY_ATTN(verify_attn_mma_32_scores, attend, 128, 2, 2, true)
-VERIFY_ATTN(verify_attn_mma_16_scores, attend, 128, 2, 1, true)
-VERIFY_ATTN(verify_attn_mma_p48, pipelined::attend, 256, 1, 3, false)
-VERIFY_ATTN(verify_attn_mma_p32, pipelined::attend, 256, 1, 2, false)
-VERIFY_ATTN(verify_attn_mma_p16, pipelined::attend, 256, 2, 1, false)
-VERIFY_ATTN(verify_attn_mma_p48_scores, pipelined::attend, 256, 1, 3, true)
-VERIFY_ATTN(verify_attn_mma_p32_scores, pipelined::attend, 256, 1, 2, true)
-VERIFY_ATTN(verify_attn_mma_p16_scores, pipelined::attend, 256, 2, 1, true)
+VERIFY_ATTN(verify_attn_mma_32, 2, false)
+VERIFY_ATTN(verify_attn_mma_16, 1, false)
+VERIFY_ATTN(verify_attn_mma_32_scores, 2, true)
+VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
 
 #define MERGE(PARTS)                                                                              \
     extern "C" __global__ void __launch_bounds__(256) verify_attn_mma_merge_##PARTS(              \
-        const float* acc,      /* [splits, n h, 512] */                                           \
-        const float* stats,    /* [n h, splits, 2] */                                             \
-        const i64* count,      /* [1] */                                                          \
-        const i64* n_slots,    /* [1] */                                                          \
-        real* out,             /* [n, h, 512] */                                                  \
-        int splits, int n, int h, int keys) {                                                     \
-        pipelined::merge<PARTS>(acc, stats, count, n_slots, out, splits, n, h, keys);             \
+        const float* acc,    /* [splits, n h, 512] */                                             \
+        const float* stats,  /* [n h, splits, 2] */                                               \
+        const i64* count,    /* [1] */                                                            \
+        const i64* n_slots,  /* [1] */                                                            \
+        real* out,           /* [n, h, 512] */                                                    \
+        int splits, int light_splits, int heavy_rows, int n, int h) {                             \
+        merge<PARTS>(acc, stats, count, n_slots, out, splits, light_splits, heavy_rows, n, h);    \
     }
 
+MERGE(1)
 MERGE(2)
+MERGE(4)
 MERGE(8)
 MERGE(32)
