@@ -18,9 +18,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +89,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20_000, help="of honest engines, in all")
     parser.add_argument("--faulty", type=int, default=300, help="forwards with each fault")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--out", type=Path, help="a file for the tables, beside standard output")
     args = parser.parse_args()
     begin = time.perf_counter()
-    honest = _honest(args)
-    faulty = _faulty(args)
+    with ProcessPoolExecutor(args.jobs) as pool:
+        honest = _honest(args, pool)
+        faulty = _faulty(args, pool)
     lines = _page(args, honest, faulty, time.perf_counter() - begin)
     print("\n".join(lines))
     if args.out:
@@ -172,15 +176,24 @@ def judge(engine: Any, info: EngineInfo, recorded: Recorded) -> CaseResult:
     return judge_case("calibration", model, info, config, recorded.case, noise, MODE["stepwise"])
 
 
-def _honest(args: argparse.Namespace) -> dict[str, Count]:
-    engines = {name: load_engine("host", options) for name, options in HONEST.items()}
-    counts = {name: Count() for name in engines}
+def _honest(args: argparse.Namespace, pool: Executor) -> dict[str, Count]:
+    counts = {name: Count() for name in HONEST}
     drawn = scenes(args.seed, _ROUNDS, _LONG)
-    while sum(count.rounds for count in counts.values()) < args.rounds:
-        recorded = record(*next(drawn))
-        for name, engine in engines.items():
-            counts[name].add(judge(engine, engine.info, recorded))
-    return counts
+    while True:
+        for results in pool.map(_judge_honest, islice(drawn, 8 * args.jobs)):
+            for name, result in results.items():
+                counts[name].add(result)
+            rounds = sum(count.rounds for count in counts.values())
+            if rounds >= args.rounds:  # the same cases, however many processes
+                return counts
+        print(f"{rounds:,} rounds", file=sys.stderr, flush=True)
+
+
+def _judge_honest(scene: tuple[SmallModel, CasePlan]) -> dict[str, CaseResult]:
+    """One case, by every honest engine."""
+    recorded = record(*scene)
+    engines = {name: load_engine("host", options) for name, options in HONEST.items()}
+    return {name: judge(engine, engine.info, recorded) for name, engine in engines.items()}
 
 
 # One fault in one forward
@@ -220,32 +233,40 @@ class FaultyLayout:
         return positions, sees
 
 
-def _faulty(args: argparse.Namespace) -> dict[tuple[str, str, str], tuple[int, int]]:
-    """(caught, planted) by fault, dtype and what is shown."""
-    found = {}
-    drawn = scenes(args.seed + 1, 1, ())
-    cases = [record(*next(drawn)) for _ in range(args.faulty)]
+def _faulty(args: argparse.Namespace, pool: Executor) -> dict[tuple[str, str, str], list[int]]:
+    """[caught, planted] by fault, dtype and what is shown."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    cases = islice(scenes(args.seed + 1, 1, ()), args.faulty)
+    for outcomes in pool.map(_judge_faulty, cases, range(args.seed, args.seed + args.faulty)):
+        for key, (caught, planted) in outcomes.items():
+            both = found.setdefault(key, [0, 0])
+            both[0] += caught
+            both[1] += planted
+    return found
+
+
+def _judge_faulty(
+    scene: tuple[SmallModel, CasePlan], seed: int
+) -> dict[tuple[str, str, str], tuple[bool, bool]]:
+    """(caught, planted) of one case with one fault each time."""
+    recorded, outcomes = record(*scene), {}
     for fault, plant in FAULTS.items():
         for dtype in ("float32", "bfloat16", "float16"):
             for shown, stages in SHOWN.items():
-                caught = planted = 0
-                random = np.random.default_rng(args.seed)
-                for recorded in cases:
-                    engine: Any = load_engine("host", {"dtype": dtype})
-                    layout = FaultyLayout(engine.kernels, plant, random)
-                    engine.kernels.tree_layout = layout
-                    info = replace(engine.info, stages=stages)
-                    result = judge(engine, info, recorded)
-                    planted += layout.planted > 0
-                    caught += layout.planted > 0 and result.verdict is Verdict.FAIL
-                found[fault, dtype, shown] = caught, planted
-    return found
+                engine: Any = load_engine("host", {"dtype": dtype})
+                layout = FaultyLayout(engine.kernels, plant, np.random.default_rng(seed))
+                engine.kernels.tree_layout = layout
+                result = judge(engine, replace(engine.info, stages=stages), recorded)
+                planted = layout.planted > 0
+                caught = planted and result.verdict is Verdict.FAIL
+                outcomes[fault, dtype, shown] = caught, planted
+    return outcomes
 
 
 def _page(
     args: argparse.Namespace,
     honest: dict[str, Count],
-    faulty: dict[tuple[str, str, str], tuple[int, int]],
+    faulty: dict[tuple[str, str, str], list[int]],
     seconds: float,
 ) -> list[str]:
     rounds = sum(count.rounds for count in honest.values())

@@ -55,6 +55,10 @@ class Expectation:
         """How far each row [n] is from another choice of experts (NUM-2)."""
         return self._tensors[self._prefix + stage_name(EXPERT_GAP, layer)]
 
+    def replaced(self, tensors: Mapping[str, np.ndarray]) -> Expectation:
+        """The same point of the same model with other arrays, `layer<i>/<stage>`, and no more."""
+        return Expectation(tensors, "", self._weights)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GoldenCase:

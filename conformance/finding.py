@@ -115,11 +115,12 @@ class CaseResult:
     """One case in one mode: the verdict, and how much was compared.
 
     headroom   the largest error seen, as a fraction of its bound; None: nothing numeric compared
-    excused_rows  rows that a near tie of experts moved, and that were not judged from there on
     unshown    stages that the engine does not show: unsupported, never passed
     blocked    points not reached, because of the first finding
     blocked_by what found the fault that blocks the whole case: "ar / stepwise"
     branched   of such a case: whether it has branches, which the one that blocks it has not
+    not_checked  differences that thin choices of experts may explain, and too many to try
+    excused_rows  rows that such a difference leaves unjudged
     """
 
     bundle: str
@@ -133,6 +134,7 @@ class CaseResult:
     blocked: int = 0
     blocked_by: str = ""
     branched: bool = False
+    not_checked: int = 0
     excused_rows: int = 0
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)

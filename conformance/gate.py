@@ -47,15 +47,30 @@ class Selection:
 
 @dataclass(slots=True)
 class GateResult:
-    """All case results of a run. Nothing ran is a failure."""
+    """All case results of a run. Nothing ran, or nothing asserted, is a failure."""
 
     results: list[CaseResult] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared and nothing is bad; near ties are no failures."""
-        compared = any(result.comparisons for result in self.results)
-        return compared and not any(result.verdict.is_bad for result in self.results)
+        """Whether something was firmly asserted and nothing is bad; near ties are no failures."""
+        return not self.shortfall and not any(result.verdict.is_bad for result in self.results)
+
+    @property
+    def shortfall(self) -> str:
+        """Why a run in which nothing is bad shows nothing either; "" where it shows something.
+
+        The script asks what a session refuses and keeps: it asserts no number of a case.
+        """
+        if not any(result.comparisons for result in self.results):
+            return "nothing was compared"
+        asserting = [result for result in self.results if result.mode != SCRIPT] or self.results
+        if not any(result.verdict is Verdict.PASS for result in asserting):
+            return (
+                "nothing was firmly asserted, as every case is a near tie, blocked or unsupported; "
+                "judge more cases, or show expert_ids"
+            )
+        return ""
 
     @property
     def findings(self) -> list[Finding]:

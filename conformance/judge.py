@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kdtr.conformance.alternatives import Alternatives
+from kdtr.conformance.alternatives_fit import ShownPoint
 from kdtr.conformance.bundle import Expectation, GoldenCase
 from kdtr.conformance.compare import (
     Comparison,
@@ -19,7 +21,7 @@ from kdtr.conformance.diagnosis import diagnose
 from kdtr.conformance.diagnosis_scene import Hint, Key, Scene
 from kdtr.conformance.drive import Driver, Mode, Pin
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.near_tie import Decisions, thin_choices
+from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
@@ -91,6 +93,18 @@ def judge_case(
     return result
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _At:
+    """A stage that is compared: what was shown at its point, and the truth of the point."""
+
+    shown: ShownPoint
+    expectation: Expectation
+    stage: Stage
+    layer: int | None
+    expected: np.ndarray
+    actual: np.ndarray
+
+
 class _CaseJudge:
     def __init__(
         self,
@@ -107,21 +121,22 @@ class _CaseJudge:
         self._case = case
         self._noise = noise
         self._mode = mode
-        self._why = ""  # of the thin choice that was suspected last
+        self._alternatives = Alternatives(
+            config, case, noise, mode, traced=mode.traces and bool(info.stages)
+        )
         self._suspect_since: int | None = None  # the layer from which the cache may differ
         self._before: dict[Key, np.ndarray] = {}  # what was seen at the point before
 
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
-        expectation = self._case.expectation(point)
         seen = Observation(self._config.num_hidden_layers)
         error: BaseException | None = None
         try:
-            self._drive(driver, point, expectation, seen)
+            self._drive(driver, point, self._case.expectation(point), seen)
         except RAISED as raised:  # an engine may raise anything
             error = raised
         # What was shown before the error is judged first: it may name the cause.
-        goes_on = self._compare(point, expectation, seen, complete=error is None)
+        goes_on = self._compare(point, seen, complete=error is None)
         if not goes_on:
             return False
         error = error or seen.fault
@@ -148,18 +163,19 @@ class _CaseJudge:
         else:
             self._mode.drive_round(driver, inputs.rounds[i], pin, seen)
 
-    def _compare(
-        self, point: str, expectation: Expectation, seen: Observation, *, complete: bool
-    ) -> bool:
+    def _compare(self, point: str, seen: Observation, *, complete: bool) -> bool:
         """Stage by stage; whether the case goes on. A near tie hides what depends on it."""
         hidden_by_tie: set[Source] = set()
         seen.sort_experts()
-        taint = self._taint(expectation)
+        shown = self._shown(point, seen)
+        self._alternatives.look(shown)
+        expectation = self._alternatives.expectation(point)
+        taint = self._taint(point, expectation)
         for stage, layer in stage_order(self._config.num_hidden_layers):
             taint.enter(stage, layer)
             if stage.name == "expert_ids" and (stage.name, layer) not in seen.arrays:
-                self._suspect(point, expectation, layer, taint)
-            expected = _expected(expectation, stage, layer)
+                self._suspect(shown, expectation, layer, taint)
+            expected = self._expected(point, expectation, stage, layer)
             if expected is None or self._mode.hides(stage) or stage.source in hidden_by_tie:
                 continue
             if stage.source in _DOWNSTREAM and taint.decides_moved and not self._mode.pinned:
@@ -169,166 +185,163 @@ class _CaseJudge:
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue
-            finding = self._compare_stage(
-                point, expectation, stage, layer, expected, actual, seen, taint
-            )
+            at = _At(shown, expectation, stage, layer, expected, actual)
+            finding = self._compare_stage(at, taint)
+            while finding is not None and self._alternatives.expectation(point) is not expectation:
+                # Other experts: what follows from them is the truth from here on.
+                self._add(finding)
+                expectation = self._alternatives.expectation(point)
+                taint = self._taint(point, expectation)
+                taint.enter(stage, layer)
+                expected = self._expected(point, expectation, stage, layer)
+                if expected is None:  # a cache, if the walk may be another
+                    finding = None
+                    break
+                at = _At(shown, expectation, stage, layer, expected, actual)
+                finding = self._compare_stage(at, taint)
             if finding is None:
                 continue
-            if finding.verdict is Verdict.FAIL:
-                judged = taint.judged(stage, expected, actual, suspects=False)
-                scene = self._scene(
-                    point, expectation, stage, layer, actual if judged is None else judged, seen
-                )
-                finding = replace(finding, looks_like=_hints(scene))
             self._add(finding)
             if finding.verdict is not Verdict.NEAR_TIE:
                 return False
             if stage.source in (Source.LAYER, Source.FORWARD):
-                continue  # other experts: what follows from them is left out, row by row
+                continue  # not checked: what follows is left out, row by row
             hidden_by_tie.add(Source.WALK)
             if not self._pins(point):
                 return False
         self._result.excused_rows += taint.n_moved
         self._suspect_since = taint.commits_suspect_since
         self._before = seen.arrays
-        return not (taint.commits_moved or (taint.decides_moved and not self._mode.pinned))
+        if taint.commits_moved or (taint.decides_moved and not self._mode.pinned):
+            return False
+        return self._pins(point) or self._same_walk(point, expectation)
 
-    def _scene(
-        self,
-        point: str,
-        expectation: Expectation,
-        stage: Stage,
-        layer: int | None,
-        actual: np.ndarray,
-        seen: Observation,
-    ) -> Scene:
+    def _same_walk(self, point: str, expectation: Expectation) -> bool:
+        """Whether a session that lives with its decisions is where the record is."""
+        golden = self._case.expectation(point)
+        return all(
+            np.array_equal(one, other)
+            for name in ("path", "root")
+            if (one := golden.get(name)) is not None
+            and (other := expectation.get(name)) is not None
+        )
+
+    def _scene(self, at: _At, judged: np.ndarray) -> Scene:
         """The divergence as a diagnosis looks at it."""
-        expected = _expected(expectation, stage, layer)
-        assert expected is not None
-        inputs = self._case.inputs
+        inputs, point = self._case.inputs, at.shown.point
         points = inputs.points()
         i = points.index(point) - len(inputs.chunks)
         return Scene(
-            stage,
-            layer,
-            expected,
-            actual,
-            expectation,
+            at.stage,
+            at.layer,
+            at.expected,
+            judged,
+            at.expectation,
             self._config,
-            None if stage.exact else self._noise.point(point).bound(stage, layer, expected),
-            tuple(self._case.expectation(one) for one in points[: points.index(point)]),
-            seen.arrays,
+            None if at.stage.exact else at.shown.noise.bound(at.stage, at.layer, at.expected),
+            tuple(self._alternatives.expectation(one) for one in points[: points.index(point)]),
+            dict(at.shown.arrays),
             self._before,
             inputs.rounds[i].limit if i >= 0 else NO_LIMIT,
         )
 
-    def _taint(self, expectation: Expectation) -> Taint:
+    def _expected(
+        self, point: str, expectation: Expectation, stage: Stage, layer: int | None
+    ) -> np.ndarray | None:
+        if stage.source is not Source.JUDGE:
+            return expectation.get(stage.name, layer)
+        slots, path = expectation.get("slots"), self._committed(point, expectation).get("path")
+        assert slots is not None
+        before = int(slots[0])  # rows committed before this point
+        if stage.name == "untouched":
+            return np.ones(before, dtype=bool) if before else None
+        return np.ones(len(slots) if path is None else len(path), dtype=bool)
+
+    def _committed(self, point: str, expectation: Expectation) -> Expectation:
+        """Where the path is, that the session commits."""
+        return self._case.expectation(point) if self._mode.pinned else expectation
+
+    def _shown(self, point: str, seen: Observation) -> ShownPoint:
+        noise, profile = self._noise.point(point), self._info.profile
+        return ShownPoint(point, seen.arrays, noise, self._mode, self._config, profile)
+
+    def _taint(self, point: str, expectation: Expectation) -> Taint:
+        """At the beginning of a point."""
         mask = expectation.get("mask")
         assert mask is not None
-        layers = self._config.num_hidden_layers
-        return Taint(layers, mask, expectation.get("path"), self._suspect_since)
+        path = self._committed(point, expectation).get("path")
+        taint = Taint(self._config.num_hidden_layers, mask, path, self._suspect_since)
+        if self._alternatives.guessed:  # where one choice was guessed, so may be any other
+            taint.suspect(np.ones(len(mask), dtype=bool), -1)
+        return taint
 
     def _suspect(
-        self, point: str, expectation: Expectation, layer: int | None, taint: Taint
+        self, shown: ShownPoint, expectation: Expectation, layer: int | None, taint: Taint
     ) -> None:
         """The engine does not show this layer's choice: where it is thin, it may be another."""
         assert layer is not None
-        if expectation.get("router_scores", layer) is None:
-            return
-        thin, why = thin_choices(expectation, layer, self._noise.point(point))
-        if thin.any():
-            taint.suspect(thin, layer)
-            self._why = why
+        rows = thin_rows(expectation, layer, shown.noise)
+        if rows is not None and rows.thin.any():
+            taint.suspect(rows.thin, layer)
 
-    def _compare_stage(
-        self,
-        point: str,
-        expectation: Expectation,
-        stage: Stage,
-        layer: int | None,
-        expected: np.ndarray,
-        actual: np.ndarray,
-        seen: Observation,
-        taint: Taint,
-    ) -> Finding | None:
+    def _compare_stage(self, at: _At, taint: Taint) -> Finding | None:
         """The stage's first difference: of the rows that are firm, then of the suspects."""
+        stage, expected, actual = at.stage, at.expected, at.actual
         difference = compare_form(stage, expected, actual)
-        if difference is not None:
-            where = "" if layer is None else f"layer {layer}"
-            return self._finding(point, stage, difference, where)
-        judged = taint.judged(stage, expected, actual, suspects=False)
-        if judged is not None:
-            difference = self._compare_values(point, stage, layer, expected, judged).difference
-            if difference is not None:
-                where = self._where(expectation, stage, layer, difference)
-                finding = self._finding(point, stage, difference, where)
-                tie = self._near_tie(point, expectation, stage, layer, expected, judged, seen)
-                if tie is None:
-                    return finding
+        walk = stage.source is Source.WALK and actual.ndim == expected.ndim
+        if difference is not None and not (walk and actual.dtype.kind in "iu"):
+            return self._diagnosed(self._finding(at, difference), at, actual)
+        tied: Finding | None = None
+        for suspects in (False, True):
+            judged = taint.judged(stage, expected, actual, suspects=suspects)
+            if judged is None:
+                continue
+            found = difference or self._compare_values(at, judged).difference
+            if found is None:
+                continue
+            finding = self._finding(at, found)
+            decisions = at.shown.decisions(at.expectation)
+            tie = decisions.near_tie(stage, at.layer, expected, judged)
+            if tie is not None:
                 if stage.name == "expert_ids":
-                    assert layer is not None
-                    taint.choose((expected != judged).any(axis=1), layer)
-                return replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
-        suspects = taint.judged(stage, expected, actual, suspects=True)
-        if suspects is None:
-            return None
-        difference = self._compare_values(point, stage, layer, expected, suspects).difference
-        if difference is None:
-            return None
-        where = self._where(expectation, stage, layer, difference)
+                    self._take(at, judged)
+                tied = tied or replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
+                continue
+            if suspects:
+                finding = self._searched(finding, taint)
+            if finding.verdict is Verdict.FAIL:
+                return self._diagnosed(finding, at, judged)
+            return finding
+        return tied
+
+    def _take(self, at: _At, ids: np.ndarray) -> None:
+        """The engine shows that it chose otherwise, as it may: that is known, and no suspicion."""
+        assert at.layer is not None
+        rows = np.flatnonzero((at.expected != ids).any(axis=1)).tolist()
+        chosen = {row: tuple(ids[row].tolist()) for row in rows}
+        self._alternatives.take(at.shown.point, at.layer, chosen)
+
+    def _searched(self, finding: Finding, taint: Taint) -> Finding:
+        """A difference that an unseen choice of experts may explain: whether one does."""
+        answer = self._alternatives.search()
+        if answer.found:
+            return replace(finding, verdict=Verdict.NEAR_TIE, summary=str(answer))
+        if answer.checked:
+            return replace(finding, summary=f"{finding.summary}; {answer}")
         taint.give_up()
-        finding = self._finding(point, stage, difference, where)
-        return replace(finding, verdict=Verdict.NEAR_TIE, summary=self._why)
+        self._result.not_checked += 1
+        return replace(finding, verdict=Verdict.NEAR_TIE, summary=str(answer))
 
-    def _where(
-        self, expectation: Expectation, stage: Stage, layer: int | None, difference: Difference
-    ) -> str:
-        parents = expectation.get("parents")
-        nodes = None if parents is None else tuple(int(p) for p in parents)
-        return coordinates(stage, layer, difference.index, nodes)
+    def _diagnosed(self, finding: Finding, at: _At, judged: np.ndarray) -> Finding:
+        return replace(finding, looks_like=_hints(self._scene(at, judged)))
 
-    def _near_tie(
-        self,
-        point: str,
-        expectation: Expectation,
-        stage: Stage,
-        layer: int | None,
-        expected: np.ndarray,
-        actual: np.ndarray,
-        seen: Observation,
-    ) -> str | None:
-        if actual.dtype.kind not in "iu" or actual.ndim != expected.ndim:
-            return None
-        bonus = seen.arrays.get(("bonus", None))
-        decisions = Decisions(
-            expectation,
-            self._config,
-            self._info.profile,
-            self._noise.point(point),
-            logits=seen.arrays.get(("logits", None)),
-            bonus=None if bonus is None else int(bonus),
-            router_scores={
-                at: array
-                for (name, at), array in seen.arrays.items()
-                if name == "router_scores" and at is not None
-            },
-        )
-        return decisions.near_tie(stage, layer, expected, actual)
-
-    def _compare_values(
-        self,
-        point: str,
-        stage: Stage,
-        layer: int | None,
-        expected: np.ndarray,
-        actual: np.ndarray,
-    ) -> Comparison:
-        if stage.exact:
-            comparison = compare_exact(expected, actual)
+    def _compare_values(self, at: _At, judged: np.ndarray) -> Comparison:
+        if at.stage.exact:
+            comparison = compare_exact(at.expected, judged)
         else:
-            bound = self._noise.point(point).bound(stage, layer, expected)
-            comparison = compare_numeric(expected, actual, bound, stage.row_axes)
-        self._count(stage, expected, comparison)
+            bound = at.shown.noise.bound(at.stage, at.layer, at.expected)
+            comparison = compare_numeric(at.expected, judged, bound, at.stage.row_axes)
+        self._count(at.stage, at.expected, comparison)
         return comparison
 
     def _pins(self, point: str) -> bool:
@@ -355,16 +368,21 @@ class _CaseJudge:
         if comparison.headroom is not None:
             self._result.saw(comparison.headroom)
 
-    def _finding(self, point: str, stage: Stage, difference: Difference, where: str) -> Finding:
+    def _finding(self, at: _At, difference: Difference) -> Finding:
+        parents = at.expectation.get("parents")
+        nodes = None if parents is None else tuple(int(p) for p in parents)
+        where = "" if at.layer is None else f"layer {at.layer}"
+        if len(difference.index) == len(at.stage.axes):
+            where = coordinates(at.stage, at.layer, difference.index, nodes)
         return Finding(
             Verdict.FAIL,
-            self._place(point),
-            stage.name,
+            self._place(at.shown.point),
+            at.stage.name,
             difference.summary,
             where,
             difference.expected,
             difference.actual,
-            stage.rules,
+            at.stage.rules,
         )
 
     def _place(self, point: str) -> Place:
@@ -382,17 +400,6 @@ def _hints(scene: Scene) -> tuple[Hint, ...]:
         return diagnose(scene)
     except RAISED as error:
         return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)
-
-
-def _expected(expectation: Expectation, stage: Stage, layer: int | None) -> np.ndarray | None:
-    if stage.source is not Source.JUDGE:
-        return expectation.get(stage.name, layer)
-    slots, path = expectation.get("slots"), expectation.get("path")
-    assert slots is not None
-    before = int(slots[0])  # rows committed before this point
-    if stage.name == "untouched":
-        return np.ones(before, dtype=bool) if before else None
-    return np.ones(len(slots) if path is None else len(path), dtype=bool)
 
 
 def _pin(expectation: Expectation, *, is_chunk: bool) -> Pin:

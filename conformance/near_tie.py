@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations, islice
 
 import numpy as np
 
@@ -40,15 +41,27 @@ class Decisions:
         """
         if stage.name == "targets" and actual.shape == expected.shape:
             return self._tokens(expected, actual)
-        if stage.name in ("root", "bonus") and expected.ndim == 0:
-            path = self.expectation.get("path")
-            row = len(self._true_logits()) - 1 if path is None else int(path[-1])
-            return self._token(row, int(expected), int(actual))
-        if stage.name == "path" and self.bonus is not None:
-            return self._path(expected, actual, self.bonus)
+        parted = self.parted(stage, expected, actual)
+        if parted is not None:
+            return self._token(*parted)
         if stage.name == "expert_ids" and actual.shape == expected.shape:
             assert layer is not None
             return self._experts(layer, expected, actual)
+        return None
+
+    def parted(
+        self, stage: Stage, expected: np.ndarray, actual: np.ndarray
+    ) -> tuple[int, int, int] | None:
+        """The row whose token makes a root, a bonus or a path differ; the right token, and its own.
+
+        None where no one token does.
+        """
+        if stage.name in ("root", "bonus") and expected.ndim == 0:
+            path = self.expectation.get("path")
+            row = len(self._true_logits()) - 1 if path is None else int(path[-1])
+            return row, int(expected), int(actual)
+        if stage.name == "path" and self.bonus is not None:
+            return self._path(expected, actual, self.bonus)
         return None
 
     def _true_logits(self) -> np.ndarray:
@@ -84,7 +97,9 @@ class Decisions:
         right[row], took[row] = expected, actual
         return self._tokens(right, took)
 
-    def _path(self, expected: np.ndarray, actual: np.ndarray, bonus: int) -> str | None:
+    def _path(
+        self, expected: np.ndarray, actual: np.ndarray, bonus: int
+    ) -> tuple[int, int, int] | None:
         """The walks part after a node whose target hangs on little: known from what each took."""
         tokens, last = self.expectation.get("tokens"), self.expectation.get("bonus")
         assert tokens is not None
@@ -100,7 +115,7 @@ class Decisions:
             return None
         took = tokens[actual[shared]] if shared < len(actual) else bonus
         right = tokens[expected[shared]] if shared < len(expected) else last
-        return self._token(int(expected[shared - 1]), int(right), int(took))
+        return int(expected[shared - 1]), int(right), int(took)
 
     def _experts(self, layer: int, expected: np.ndarray, actual: np.ndarray) -> str | None:
         """Legal if the router would choose so with every score moved its bound in favour of it."""
@@ -133,23 +148,77 @@ class Decisions:
         return own + self.expectation.router_bias(layer).astype(own.dtype)
 
 
-def thin_choices(expectation: Expectation, layer: int, noise: PointNoise) -> tuple[np.ndarray, str]:
-    """Rows [n] bool whose choice of experts may fall either way, and the thinnest in words.
+@dataclass(frozen=True, slots=True, eq=False)
+class ThinRows:
+    """Of one layer at one point: which rows [n] bool may choose other experts, and how thinly.
 
-    For engines that do not show their choice: whatever follows from it may differ too.
+    gap [n], bound [n]   a row is thin where its gap is within its bound
     """
+
+    thin: np.ndarray
+    gap: np.ndarray
+    bound: np.ndarray
+
+
+def thin_rows(expectation: Expectation, layer: int, noise: PointNoise) -> ThinRows | None:
+    """None where the layer has no router."""
     scores = expectation.get("router_scores", layer)
-    assert scores is not None
+    if scores is None:
+        return None
     bound = noise.bound(STAGE["router_scores"], layer, scores)[:, 0]
     gap = expectation.expert_gap(layer)
-    thin = gap <= bound
-    if not thin.any():
-        return thin, ""
-    row = int(np.flatnonzero(thin)[gap[thin].argmin()])
-    return thin, (
-        f"an expert choice that the engine does not show hangs on {gap[row]:.2g} in layer "
-        f"{layer}, row {row}, less than {bound[row]:.2g}"
-    )
+    return ThinRows(gap <= bound, gap, bound)
+
+
+MOST_CHOICES = 256  # of one row, to look at
+
+
+def admissible_choices(
+    config: ModelConfig, biased: np.ndarray, bound: float
+) -> list[tuple[int, ...]] | None:
+    """All that a router may choose from biased scores [e] of one row, each moved by its bound.
+
+    Ids, ascending, the best by score first; the choice of the scores as they are is among them.
+    None: there are more than MOST_CHOICES to look at.
+    """
+    near = set(islice(_near_choices(config, biased, bound), MOST_CHOICES + 1))
+    if len(near) > MOST_CHOICES:
+        return None
+    moved = np.array([[bound]])
+    found = []
+    for ids in sorted(near, key=lambda ids: (-biased[list(ids)].sum(), ids)):
+        chosen = np.zeros((1, len(biased)), dtype=bool)
+        chosen[0, list(ids)] = True
+        favoured = _favoured(config, biased[None], chosen, moved)[0]
+        if tuple(_choice(config, favoured).tolist()) == ids:
+            found.append(ids)
+    return found
+
+
+def _near_choices(
+    config: ModelConfig, biased: np.ndarray, bound: float
+) -> Iterator[tuple[int, ...]]:
+    """A superset: of groups within four bounds of another choice, experts within two.
+
+    Two scores make a group strong (MOE-2), so four move between two groups; between experts, two.
+    """
+    groups = biased.reshape(config.n_group, -1)  # [group, e / group]
+    strength = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+    for open_groups in _near_best(strength, config.topk_group, 4 * bound):
+        allowed = np.full(groups.shape, -np.inf)
+        allowed[list(open_groups)] = groups[list(open_groups)]
+        yield from _near_best(allowed.ravel(), config.num_experts_per_tok, 2 * bound)
+
+
+def _near_best(scores: np.ndarray, k: int, apart: float) -> Iterator[tuple[int, ...]]:
+    """Ids, ascending, of k scores: those that may be the k highest when two move `apart`."""
+    ranked = np.argsort(-scores, kind="stable")
+    next_ = scores[ranked[k]] if k < len(scores) else -np.inf
+    sure = [int(i) for i in ranked[:k] if scores[i] > next_ + apart]
+    rest = [int(i) for i in ranked if scores[i] >= scores[ranked[k - 1]] - apart]
+    rest = rest[len(sure) :]  # the sure ones rank first
+    for others in combinations(rest, k - len(sure)):
+        yield tuple(sorted([*sure, *others]))
 
 
 def _favoured(

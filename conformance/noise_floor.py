@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kdtr.conformance.alternatives_truth import AlternativeTruth
 from kdtr.conformance.bundle import Expectation, GoldenBundle, GoldenCase
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF, row_bound, row_scale
 from kdtr.contract import (
@@ -46,6 +47,7 @@ class NoiseFloor:
         self.profile = profile
         self._source = (config, weights)
         self._members: list[tuple[NoisyArithmetic, ReferenceModel]] = []
+        self._weights: ModelWeights | None = None
 
     @classmethod
     def of_bundle(cls, bundle: GoldenBundle, profile: NumericProfile) -> NoiseFloor:
@@ -54,10 +56,15 @@ class NoiseFloor:
 
     def members(self) -> list[tuple[NoisyArithmetic, ReferenceModel]]:
         if not self._members:
-            truth = make_engine(arithmetic="fast").load(self._source)
             for seed in range(MEMBERS):
-                self._members.append(_member(self.config, truth.weights, self.profile, seed))
+                self._members.append(_member(self.config, self.weights(), self.profile, seed))
         return self._members
+
+    def weights(self) -> ModelWeights:
+        """The truth's, as they were given."""
+        if self._weights is None:
+            self._weights = make_engine(arithmetic="fast").load(self._source).weights
+        return self._weights
 
     def case(self, case: GoldenCase) -> CaseNoise:
         return CaseNoise(self, case)
@@ -95,6 +102,16 @@ class CaseNoise:
         self._case = case
         self._sessions: list[tuple[NoisyArithmetic, Session]] = []
         self._points: dict[str, PointNoise] = {}
+        self._truths: dict[bool, AlternativeTruth] = {}
+
+    def alternatives(self, *, traced: bool) -> AlternativeTruth:
+        """The truth under other choices of experts, to which the same bounds apply."""
+        if traced not in self._truths:
+            floor = self._floor
+            self._truths[traced] = AlternativeTruth(
+                floor.config, floor.weights(), self._case, traced=traced
+            )
+        return self._truths[traced]
 
     def point(self, point: str) -> PointNoise:
         for earlier in self._case.inputs.points():
@@ -118,6 +135,7 @@ class CaseNoise:
             shown = _shown(self._floor.config, arithmetic, session, tokens, expectation)
             for key, distance in _distances(self._floor.config, expectation, shown):
                 noise[key] = np.maximum(distance, noise[key]) if key in noise else distance
+        _weights_by_their_scores(self._floor.config, expectation, noise)
         return PointNoise(self._floor.profile, noise)
 
 
@@ -174,6 +192,28 @@ def _distances(
         np.subtract(mine, expected, out=distance, where=both)
         found.append(((stage.name, layer), row_scale(distance, stage.row_axes)))
     return found
+
+
+def _weights_by_their_scores(
+    config: ModelConfig, expectation: Expectation, noise: dict[Key, Rows]
+) -> None:
+    """In place: expert weights err at least as their scores, times what a score is multiplied by.
+
+    A row's few weights may be lucky in all members: two that are divided by their sum err as one
+    number. Its scores are as many as there are experts.
+    """
+    for layer in range(config.num_hidden_layers):
+        weights, scores, ids = (
+            expectation.get(name, layer)
+            for name in ("expert_weights", "router_scores", "expert_ids")
+        )
+        if weights is None or scores is None or ids is None:
+            continue
+        chosen = np.take_along_axis(scores, ids, axis=1)  # [n, k]
+        ratio = np.divide(weights, chosen, out=np.zeros_like(weights), where=chosen > 0)
+        through = noise["router_scores", layer] * ratio.max(axis=1, keepdims=True)  # [n, 1]
+        own = noise["expert_weights", layer]
+        noise["expert_weights", layer] = np.maximum(own, through)
 
 
 def stored_in(profile: NumericProfile, stage: Stage) -> str:

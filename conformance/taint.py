@@ -1,10 +1,11 @@
-"""Which rows a thin choice of experts may have moved, and which are still held to the truth.
+"""Which rows an unseen thin choice of experts may have moved, and which are held to the record.
 
 Where a router's choice hangs on less than rounding moves it, an engine may choose otherwise
 (NUM-2), and what follows is honestly different. A choice in layer l moves its own row from the
 MLP of layer l on, and with it the row's latents of layers l+1 and on: those of the layers up to l
 stay as they were. A row that sees a moved latent in layer m moves from the scores of layer m on.
-Everything else is judged as before; a choice in the last layer reaches no cache.
+Everything else is firm: no choice excuses it. What is not firm is judged too, and a difference
+there is looked up among the outcomes of such choices (alternatives.py).
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class _Spread:
 
 
 class Taint:
-    """At one point of a case: rows that moved, and rows that may have moved unseen.
+    """At one point of a case: the suspects, rows that may have moved, and those given up.
 
-    Those that moved are not judged any more; the others, the suspects, are, but excused.
+    Rows that are given up are not judged any more: a difference was seen that some choices may
+    explain, and they were too many to try.
     """
 
     def __init__(
@@ -77,16 +79,12 @@ class Taint:
             self._moved.attend(layer, self._sees, self._n_layers + 1)
             self._may.attend(layer, self._sees, self._suspect_cache)
 
-    def choose(self, rows: np.ndarray, layer: int) -> None:
-        """These rows [n] bool chose other experts in this layer, as they may."""
-        self._moved.start(rows, layer)
-
     def suspect(self, rows: np.ndarray, layer: int) -> None:
         """These rows [n] bool may have chosen other experts in this layer, unseen."""
         self._may.start(rows, layer)
 
     def give_up(self) -> None:
-        """A difference was seen where one may be: the suspects are not judged any more."""
+        """What explains a difference of the suspects is not known: they are judged no more."""
         self._moved.since = np.minimum(self._moved.since, self._may.since)
         self._moved.now = self._moved.now | self._may.now
 
@@ -95,7 +93,7 @@ class Taint:
     ) -> np.ndarray | None:
         """What is shown of a stage, with the truth in place of what is not judged; None: nothing.
 
-        suspects  judge the suspects alone, or everything but what is moved or suspected
+        suspects  judge the suspects alone, or else what is firm alone
         """
         if stage.axes.startswith("n"):
             taken = _taken(self._moved.now, self._may.now, suspects)

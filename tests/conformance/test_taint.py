@@ -1,4 +1,4 @@
-"""What another choice of experts moves: rows, from a layer on, and no latent before it."""
+"""What another choice of experts may move: rows, from a layer on, and no latent before it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASE = Path(__file__).resolve().parents[2] / "conformance" / "corpus" / "base.kd
 
 
 def judged_rows(
-    layer: int, row: int, *, suspect: bool = False, path: np.ndarray = PATH
+    layer: int, row: int, *, given_up: bool = False, path: np.ndarray = PATH
 ) -> dict[tuple[str, int | None], list[int]]:
     """By stage: the rows that are judged as firm when this row may choose otherwise there."""
     taint = Taint(LAYERS, MASK, path)
@@ -48,15 +48,17 @@ def judged_rows(
             taken = np.zeros(4) if judged is None else judged.reshape(4, -1)[:, 0]
             found[stage.name, at] = np.flatnonzero(taken).tolist()
         if (stage.name, at) == ("expert_ids", layer):
-            (taint.suspect if suspect else taint.choose)(rows, layer)
+            taint.suspect(rows, layer)
+            if given_up:
+                taint.give_up()
     return found
 
 
-@pytest.mark.parametrize("suspect", [False, True])
+@pytest.mark.parametrize("given_up", [False, True])
 def test_the_row_moves_behind_the_choice_and_who_sees_it_from_the_next_scores_on(
-    suspect: bool,
+    given_up: bool,
 ) -> None:
-    judged = judged_rows(0, 2, suspect=suspect)
+    judged = judged_rows(0, 2, given_up=given_up)
 
     everything, others, apart = [0, 1, 2, 3], [0, 1, 3], [0, 1]
     assert everything == judged["scores", 0] == judged["expert_ids", 0]
@@ -78,12 +80,14 @@ def test_a_choice_in_the_last_layer_moves_one_row_of_logits() -> None:
     assert [0, 1, 3] == judged["logits", None]
 
 
-def after(layer: int, row: int, *, suspect: bool = False) -> Taint:
+def after(layer: int, row: int, *, given_up: bool = False) -> Taint:
     taint = Taint(LAYERS, MASK, PATH)
     for stage, at in stage_order(LAYERS):
         taint.enter(stage, at)
         if (stage.name, at) == ("expert_ids", layer):
-            (taint.suspect if suspect else taint.choose)(np.arange(4) == row, layer)
+            taint.suspect(np.arange(4) == row, layer)
+    if given_up:
+        taint.give_up()
     return taint
 
 
@@ -98,7 +102,7 @@ def test_the_cache_is_judged_in_the_layers_up_to_the_choice() -> None:
 
 
 def test_a_choice_in_the_last_layer_reaches_no_cache() -> None:
-    taint = after(2, 2)
+    taint = after(2, 2, given_up=True)
     expected, actual = np.zeros((LAYERS, 5, 2)), np.ones((LAYERS, 5, 2))
 
     judged = taint.judged(STAGE["cache_c_kv"], expected, actual, suspects=False)
@@ -113,12 +117,12 @@ def test_a_choice_in_the_last_layer_reaches_no_cache() -> None:
 def test_a_suspect_that_is_committed_is_remembered_by_its_layer(
     layer: int, since: int | None
 ) -> None:
-    assert since == after(layer, 2, suspect=True).commits_suspect_since
+    assert since == after(layer, 2).commits_suspect_since
 
 
 def test_a_suspect_off_the_path_is_forgotten() -> None:
-    assert after(0, 1, suspect=True).commits_suspect_since is None
-    assert not after(0, 1).commits_moved
+    assert after(0, 1).commits_suspect_since is None
+    assert not after(0, 1, given_up=True).commits_moved
 
 
 def test_suspect_latents_of_before_make_suspects_of_all_rows_from_their_layer_on() -> None:
@@ -136,7 +140,7 @@ def test_suspect_latents_of_before_make_suspects_of_all_rows_from_their_layer_on
 
 
 def test_what_was_seen_to_differ_is_judged_no_more() -> None:
-    taint = after(0, 2, suspect=True)
+    taint = after(0, 2)
     zeros = np.zeros((4, 2))
     taint.enter(STAGE["logits"], None)
     assert taint.judged(STAGE["logits"], zeros, zeros + 1, suspects=True) is not None
