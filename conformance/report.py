@@ -69,13 +69,14 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     comparisons = sum(result.comparisons for result in gate.results)
     rows = sum(result.rows for result in gate.results)
     by_ties = sum(r.blocked for r in gate.results if r.verdict is Verdict.NEAR_TIE)
-    if gate.passed:
-        verdict = "passed"
-    elif comparisons == 0:
-        verdict = "FAILED: nothing was compared"
-    else:
-        verdict = "FAILED"
+    verdict = "passed" if gate.passed else "FAILED"
+    nothing_bad = not any(result.verdict.is_bad for result in gate.results)
+    if gate.shortfall and (nothing_bad or comparisons == 0):
+        verdict += f": {gate.shortfall}"
     not_reached = f"{points(by_ties)} not reached because of near ties; " if by_ties else ""
+    unchecked = sum(result.not_checked for result in gate.results)
+    if unchecked:
+        not_reached += f"{unchecked} near ties not checked; "
     return (
         f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
         f"{rows} rows in {seconds:.1f} s"

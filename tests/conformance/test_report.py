@@ -228,3 +228,14 @@ def test_the_closing_line_counts_what_near_ties_kept_from_being_reached() -> Non
     assert "\ngate passed: 1 pass; 7 comparisons of 0 rows in 2.0 s" == closing_line(
         GateResult([result("y", "round")]), 2
     )
+
+
+def test_a_gate_of_near_ties_alone_says_why_it_fails() -> None:
+    tie = replace(result("y", "round", Verdict.NEAR_TIE), not_checked=2)
+
+    line = closing_line(GateResult([tie]), 2)
+
+    assert line.startswith(
+        "\ngate FAILED: nothing was firmly asserted, as every case is a near tie, blocked or "
+        "unsupported; judge more cases, or show expert_ids: 1 near tie; 2 near ties not checked; "
+    )
