@@ -73,9 +73,7 @@ def router_scores(
     else:
         name, block, grid = "router_any", BLOCK, (-(-e // 16), -(-n // 8), 1)
         parts = cupy.empty((1, n, e), cupy.float32)
-    arguments: tuple[Any, ...] = (x, gate, parts, count, n, e, m, stride)
-    if name != "router_any":
-        arguments += (1 << 16 if overlap else 0,)  # steps that L2 is asked for: all
+    arguments = (x, gate, parts, count, n, e, m, stride)
     launch(kernel(name), grid, block, SHARED_BYTES.get(name, 0), arguments, overlap)
     return parts
 

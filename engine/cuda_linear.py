@@ -22,18 +22,13 @@ GetKernel = Callable[[str], Kernel]
 BLOCK = 256
 _MANY = 4096  # rows of weights from which sums have 8 slices instead of 16
 _MAX_TILES = 1 << 18  # that linear_wide counts
-_AHEAD_BYTES = 24_000_000  # that L2 is asked for while the launch ahead still runs
 
-# Stages, by kernel: linear_stream_<rows of weights>_<rows of x>_<stages> holds 8 warps' own.
-_STREAM = {(16, 8): (4, 8), (16, 24): (4,), (32, 8): (3, 4), (32, 24): (3,)}
-# linear_wide_<rows of x>_<slices>_<bands of 32 rows of weights>: by rows and bands.
-_WIDE = {(24, 4): 5, (40, 4): 4, (65, 4): 4, (24, 2): 4, (40, 2): 3, (65, 2): 3}
+# Stages, by kernel: linear_stream_<rows of weights>_<rows of x> holds 8 warps' own.
+_STREAM = {(16, 8): 8, (16, 24): 4, (32, 8): 4, (32, 24): 3}
+# linear_wide_<rows of x>_<slices>, by rows of x: 8 warps' weights, 4 slices' x.
+_WIDE = {40: 3, 65: 3}
 # linear_heads_<rows of x>
 _HEADS = {8: 4, 24: 4, 65: 3}
-
-
-def _wide_bytes(rows: int, bands: int) -> int:
-    return _WIDE[rows, bands] * (16_384 + 8 // bands * 64 * rows)
 
 
 def _heads_bytes(rows: int, i: int = 1 << 20) -> int:
@@ -45,13 +40,12 @@ def _heads_bytes(rows: int, i: int = 1 << 20) -> int:
 # Dynamic shared memory, at most, by kernel.
 SHARED_BYTES = {
     **{
-        f"linear_stream_{o}_{rows}_{stages}": 8 * stages * (2 * o // 16 + rows // 8) * 512
-        for (o, rows), depths in _STREAM.items()
-        for stages in depths
+        f"linear_stream_{o}_{rows}": 8 * stages * (2 * o // 16 + rows // 8) * 512
+        for (o, rows), stages in _STREAM.items()
     },
     **{
-        f"linear_wide_{rows}_{slices}_{bands}": _wide_bytes(rows, bands)
-        for rows, bands in _WIDE
+        f"linear_wide_{rows}_{slices}": stages * (16_384 + 4 * 64 * rows)
+        for rows, stages in _WIDE.items()
         for slices in (8, 16)
     },
     **{
@@ -154,19 +148,11 @@ def plan(x: Array, weight: Array, out: Array) -> str:
     n, o = len(x), len(weight)
     if not fast(x, weight):
         return "linear_any"
-    many = o >= _MANY
-    slices, o_rows = (8, 32) if many else (16, 16)
-    small = weight.nbytes < 10_000_000
-    if n > (24 if small else 8):
-        rows = 24 if n <= 24 else 40 if n <= 40 else 65
-        tiles = -(-o // 128) * -(-n // rows)
-        bands = 4 if tiles * slices // 2 >= multiprocessors() and not small else 2
-        if 2 * tiles + 2 <= _MAX_TILES:
-            return f"linear_wide_{rows}_{slices}_{bands}"
-    if n > 8:
-        return f"linear_stream_{o_rows}_24_{_STREAM[o_rows, 24][0]}"
-    deep = -(-o // o_rows) <= 2 * multiprocessors()  # all at once, with as much in flight as fits
-    return f"linear_stream_{o_rows}_8_{_STREAM[o_rows, 8][int(deep)]}"
+    slices, o_rows = (8, 32) if o >= _MANY else (16, 16)
+    rows = 40 if n <= 40 else 65
+    if n > 24 and -(-o // 64) * -(-n // rows) <= _MAX_TILES:
+        return f"linear_wide_{rows}_{slices}"
+    return f"linear_stream_{o_rows}_{8 if n <= 8 else 24}"
 
 
 def run(
@@ -178,12 +164,8 @@ def run(
     count: Array | None,
     *,
     overlap: bool = False,
-    ahead: int = _AHEAD_BYTES,
 ) -> None:
-    """The kernel of that name, whatever the shape; `linear_stream` and `linear_wide`: if `fast`.
-
-    ahead  bytes of the weights that L2 is asked for early, of launches that overlap
-    """
+    """The kernel of that name, whatever the shape; `linear_stream` and `linear_wide`: if `fast`."""
     import cupy
 
     n, (o, i) = len(x), weight.shape
@@ -196,18 +178,16 @@ def run(
         arguments: tuple[Any, ...] = (x, weight, out, count, n, o, i, x_stride, zero, out_stride)
         launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
     elif kind == "wide":
-        rows, slices, bands = map(int, numbers)
-        grid = (-(-o // (32 * bands)), slices * bands // 8, -(-n // rows))
+        rows, slices = map(int, numbers)
+        grid = (-(-o // 64), slices // 4, -(-n // rows))
         tiles = -(-rows // 8) * 8
-        parts = cupy.empty((grid[1], grid[2], grid[0], 32 * bands * tiles), cupy.float32)
-        far = ahead // (64 * o * slices) if overlap else 0
-        arguments = (x, weight, out, parts, arrived(), count, n, o, i, x_stride, out_stride, far)
+        parts = cupy.empty((grid[1], grid[2], grid[0], 64 * tiles), cupy.float32)
+        arguments = (x, weight, out, parts, arrived(), count, n, o, i, x_stride, out_stride)
         launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
     else:
-        o_rows, rows = int(numbers[0]), int(numbers[1])
+        o_rows, rows = map(int, numbers)
         grid = (-(-o // o_rows), -(-n // rows), 1)
-        far = ahead // (64 * o * 8) if overlap else 0  # 8 warps
-        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride, far)
+        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride)
         launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
 
 

@@ -556,26 +556,17 @@ class Times:
                         kind, a, *others = name.split("_")[1:]
                         if kind not in ("stream", "wide"):
                             continue
-                        b = others[0]
-                        rows = int(b if kind == "stream" else a)
-                        fits = (a == "32") == many if kind == "stream" else (b == "8") == many
-                        if fits and name != chosen and (n <= rows <= 24 or (n > 40 and rows == 65)):
+                        fits = (a == "32" if kind == "stream" else others == ["8"]) == many
+                        if fits and name != chosen:
                             names.append(name)
                 for name in names:
-                    for overlap, ahead in ((False, 0), (True, 0), (True, 24_000_000)):
-                        if ahead == 0 and overlap and not self.variants:
-                            continue
+                    for overlap in (False, True):
 
-                        def calls(
-                            name: str = name, overlap: bool = overlap, ahead: int = ahead
-                        ) -> None:
+                        def calls(name: str = name, overlap: bool = overlap) -> None:
                             for w in arrays:
-                                cuda_linear.run(
-                                    get, name, ax, w, out, count, overlap=overlap, ahead=ahead
-                                )
+                                cuda_linear.run(get, name, ax, w, out, count, overlap=overlap)
 
                         what = f"{label} {name}{' overlap' if overlap else ''}"
-                        what += " ahead" if ahead else ""
                         self.note(what, n, n_bytes, d.time_us(calls, copies, 0.1))
                 what = f"{label} cuBLAS"
                 functional = torch.nn.functional.linear
@@ -790,7 +781,7 @@ def _table(device: Device, times: Times) -> str:
         f"Percentages are of {times.bandwidth:.0f} GB/s, what a kernel that only reads reached in "
         "this run on 1 GB; on smaller sizes it reaches what its own rows say. bfloat16, cold L2, "
         "medians over replays of a graph. `overlap`: the launch may begin before the one ahead of "
-        "it ends; `ahead`: and asks L2 for weights meanwhile.",
+        "it ends.",
         "",
         "| what | rows | MB | us | GB/s | of reading |",
         "|---|---|---|---|---|---|",

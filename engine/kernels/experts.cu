@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) router_any(
 // grid (ceil(e / 16), ROUTER_PARTS, ceil(n / 8 NT))   block 128   shared memory 4 * DEPTH * (2 + NT) * 512
 template <int NT, int DEPTH>
 __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, float* parts,
-                                              const i64* count, int n, int e, int m, i64 x_stride, int far) {
+                                              const i64* count, int n, int e, int m, i64 x_stride) {
     const int FIFO_BYTES = DEPTH * (2 + NT) * 512;
     let_successor_start();
     i64 rows = rows_that_count(count, n);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
     int end = slice_begin(slice + 1, 4 * ROUTER_PARTS, steps);
     float acc[1][NT][4];
     stream<1, NT, DEPTH, false>(acc, gate + (i64)e_0 * m, w_at, x + row_0 * x_stride, x_at, m, 8 * t,
-                                begin, begin, end, shared_address(memory) + warp * FIFO_BYTES, far);
+                                begin, begin, end, shared_address(memory) + warp * FIFO_BYTES);
     __syncwarp();
     put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
     __syncthreads();
@@ -93,14 +93,12 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
     }
 }
 extern "C" __global__ void __launch_bounds__(128) router_stream_8(
-    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride,
-    int far) {
-    router_stream<1, 8>(x, gate, parts, count, n, e, m, x_stride, far);
+    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride) {
+    router_stream<1, 8>(x, gate, parts, count, n, e, m, x_stride);
 }
 extern "C" __global__ void __launch_bounds__(128) router_stream_24(
-    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride,
-    int far) {
-    router_stream<3, 6>(x, gate, parts, count, n, e, m, x_stride, far);
+    const bf16* x, const bf16* gate, float* parts, const i64* count, int n, int e, int m, i64 x_stride) {
+    router_stream<3, 6>(x, gate, parts, count, n, e, m, x_stride);
 }
 #endif
 
@@ -131,13 +129,15 @@ __device__ __forceinline__ u64 warp_best(u64 key) {
 }
 
 // By one block of CHOOSE_THREADS; ids [n][k], a row's differ. Rows are taken ROW_BITS at a time, as
-// bits of each expert.
+// bits of each expert. Arrays begin at 16 bytes: the compiler joins loads, and a load of four would
+// else begin in the array before (racecheck reports what it reads there, though nobody uses it).
 #define ROW_WORDS 4
 #define ROW_BITS (32 * ROW_WORDS)
 struct Grouping {
-    u32 rows_of[ROW_WORDS][MAX_EXPERTS];
-    int next[MAX_EXPERTS];  // pairs of an expert; then its next pair
-    int warp_pairs[CHOOSE_WARPS], warp_touched[CHOOSE_WARPS];
+    __align__(16) u32 rows_of[ROW_WORDS][MAX_EXPERTS];
+    __align__(16) int next[MAX_EXPERTS];  // pairs of an expert; then its next pair
+    __align__(16) int warp_pairs[CHOOSE_WARPS];
+    __align__(16) int warp_touched[CHOOSE_WARPS];
 };
 __device__ __forceinline__ void group_pairs(int* groups, const i64* ids, int rows, int n, int e, int k,
                                             Grouping& of) {
@@ -264,11 +264,11 @@ extern "C" __global__ void __launch_bounds__(CHOOSE_THREADS) choose(
     const i64* count, int n, int e, int k, int n_parts, int activation, int n_group, int topk_group,
     int normalise, float factor)
 {
-    __shared__ float score[MAX_EXPERTS];
-    __shared__ float biased[MAX_EXPERTS];
-    __shared__ u64 best_of[CHOOSE_WARPS * MAX_CHOSEN];
-    __shared__ int chosen[MAX_CHOSEN];
-    __shared__ float scratch[32];
+    __shared__ __align__(16) float score[MAX_EXPERTS];
+    __shared__ __align__(16) float biased[MAX_EXPERTS];
+    __shared__ __align__(16) u64 best_of[CHOOSE_WARPS * MAX_CHOSEN];
+    __shared__ __align__(16) int chosen[MAX_CHOSEN];
+    __shared__ __align__(16) float scratch[32];
     __shared__ u32 kept_groups;
     __shared__ Grouping of;
     __shared__ int is_last;
@@ -568,7 +568,7 @@ __device__ __forceinline__ void gate_up_tile(const bf16* x, const bf16* w, bf16*
     int begin = slice_begin(warp, 8, steps), end = slice_begin(warp + 1, 8, steps);
     float acc[1][NT][4];
     stream<1, NT, GATE_UP_DEPTH(NT), false>(acc, w, w_at, x, x_at, m, 8 * t, begin, begin, end,
-                                            shared_address(memory) + warp * GATE_UP_BYTES, 0);
+                                            shared_address(memory) + warp * GATE_UP_BYTES);
     __syncwarp();
     put_sums(reinterpret_cast<float*>(memory + warp * GATE_UP_BYTES), acc);
     __syncthreads();
@@ -586,7 +586,6 @@ extern "C" __global__ void __launch_bounds__(256, 3) gate_up_stream(
     const bf16* x, const bf16* gate_up, const bf16* shared_gate_up, bf16* inner, bf16* shared_inner,
     const int* groups, const i64* count, int n, int e, int k, int m, int i, int s, i64 x_stride)
 {
-    let_successor_start();
     wait_for_predecessor();
     int shared_items = shared_gate_up ? (s + 7) / 8 : 0, items = (i + 7) / 8;
     int rows_in_all = (int)rows_that_count(count, n), touched = groups ? groups[0] : 0;
@@ -609,6 +608,8 @@ extern "C" __global__ void __launch_bounds__(256, 3) gate_up_stream(
             to = inner + (i64)first * i;
             rows_of = groups + 2 + 2 * e + first;
         }
+        // The block's last: earlier, the next kernel's blocks would only be in the way.
+        if (item + (int)gridDim.x >= shared_items + touched * items) let_successor_start();
         for (int base = 0; base < pairs;) {
             const int* rows = rows_of ? rows_of + base : nullptr;
             bf16* at = to + (i64)base * width;
@@ -714,9 +715,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) down_stream(
     bf16* shared_y, bf16* out, const float* weights, const int* groups, const i64* count, int n, int e,
     int k, int m, int i, int s, int row_tiles)
 {
-    __shared__ int touched[MAX_EXPERTS];
-    __shared__ int first[MAX_EXPERTS + 1];
-    let_successor_start();
+    __shared__ __align__(16) int touched[MAX_EXPERTS];
+    __shared__ __align__(16) int first[MAX_EXPERTS + 1];
     wait_for_predecessor();
     int rows = (int)rows_that_count(count, n);
     int n_touched = groups[0];
@@ -777,6 +777,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) down_stream(
         }
     }
     wait_for_stage<0>();
+    let_successor_start();
     __syncthreads();  // what the block has written, all of its threads may read
     const int* pair_of = groups + 2 + 2 * e + (i64)n * k;
     int width = 16 * row_tiles;

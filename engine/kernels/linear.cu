@@ -2,8 +2,8 @@
 //
 // linear_stream_*   few rows: a block owns 16 or 32 rows of w and all of i; each of its 8 warps streams
 //                   its part of i, and the block adds the warps' sums.
-// linear_wide_*     more rows: a block owns 64 or 128 rows of w and 4 or 2 slices of i, and shares its part
-//                   of x among its warps; the last block of a tile to arrive adds the blocks' sums.
+// linear_wide_*     more rows: a block owns 64 rows of w and 4 slices of i, and shares its part of x among
+//                   its warps; the last block of a tile to arrive adds the blocks' sums.
 // linear_heads_*    per head, small w: a block owns 32 rows of w and all of i.
 // latent_query_*    linear_heads with the rotated part of the query beside it.
 // linear_any        any shape and alignment, float32 or bfloat16: a warp per two rows of w.
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(
 template <int MT, int NT, int DEPTH>
 __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16* y,
                                               const i64* count, int n, int o, int i, i64 x_stride,
-                                              i64 y_stride, int far) {
+                                              i64 y_stride) {
     const int R = 16 * MT, FIFO_BYTES = DEPTH * (2 * MT + NT) * 512;
     const int SLICES = MT == 1 ? 16 : 8, EACH = SLICES / 8;
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
@@ -81,8 +81,7 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     int end = slice_begin((warp + 1) * EACH, SLICES, steps);
     float acc[MT][NT][4];
     stream<MT, NT, DEPTH, EACH == 2>(acc, w + (i64)o_0 * i, w_at, x + row_0 * x_stride, x_at, i, 8 * t,
-                                     begin, middle, end, shared_address(memory) + warp * FIFO_BYTES,
-                                     far);
+                                     begin, middle, end, shared_address(memory) + warp * FIFO_BYTES);
     __syncwarp();
     put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
     __syncthreads();
@@ -114,6 +113,10 @@ __device__ __forceinline__ float4 tree_sum(float4 (&v)[PARTS]) {
 //
 // x, w   first row of each; the weights are those of this block
 // slice  of SLICES, that of side 0
+//
+// Sides of several warps go round together, the one with a step less idling in the last round: barriers
+// are the block's. With one for each side, racecheck takes the block's own, further down, for less than it
+// is where sides have passed theirs a different number of times.
 template <int ROWS, int DEPTH, int SLICES, int BANDS, int SIDES>
 struct Shared {
     static const int NT = (ROWS + 7) / 8, BAND_THREADS = BANDS * 32;
@@ -122,12 +125,13 @@ struct Shared {
 
     // Into shared memory, in place of the stages.
     static __device__ __forceinline__ void sum(const bf16* x, const bf16* w, int tile_rows, int w_rows, int i,
-                                               i64 x_stride, int slice, int far) {
+                                               i64 x_stride, int slice) {
         int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         int band = warp % BANDS, side = warp / BANDS, of_side = threadIdx.x - side * BAND_THREADS;
         int steps = n_steps(i);
         int begin = slice_begin(slice + side, SLICES, steps);
         int end = slice_begin(slice + side + 1, SLICES, steps);
+        int rounds = BANDS == 1 ? end - begin : (steps + SLICES - 1) / SLICES;
         u32 w_at[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) w_at[j] = min(band * 32 + j * 8 + g, w_rows - 1) * i + 8 * t;
@@ -136,8 +140,8 @@ struct Shared {
         u32 w_to = w_stage + copy_place();
         int row_0 = of_side >> 2;
         u32 x_to = x_stage + row_0 * 64 + (t ^ ((row_0 >> 1) & 3)) * 16;
-        const bf16* x_lane = x + row_0 * x_stride + 8 * t;
-        i64 pass_stride = BANDS * 8 * x_stride;
+        int rows_left = tile_rows - row_0;  // pass p has a row for this lane if p * BANDS * 8 < rows_left
+        u32 x_at = row_0 * (u32)x_stride + 8 * t, x_pass = BANDS * 8 * (u32)x_stride;
         float acc[2][NT][4];
         clear(acc);
 #pragma unroll
@@ -149,10 +153,6 @@ struct Shared {
                     copy_16(w_to + d * STAGE + j * 512, w + w_at[j] + k, k + 8 * t < i);
             end_of_stage();
         }
-        int near = (begin + DEPTH - 1) * STEP, far_end = min(min(near + far * STEP, end * STEP), i);
-        if (t == 0 && near < far_end)
-#pragma unroll
-            for (int j = 0; j < 4; ++j) prefetch(w + w_at[j] + near, (far_end - near) * 2);
         wait_for_predecessor();
         uint4 early[DEPTH - 1][PASSES];
 #pragma unroll
@@ -160,45 +160,56 @@ struct Shared {
 #pragma unroll
             for (int p = 0; p < PASSES; ++p) {
                 int k = (begin + d) * STEP;
-                early[d][p] = read_16(x_lane + p * pass_stride + k, row_0 + p * BANDS * 8 < tile_rows &&
-                                                                        begin + d < end && k + 8 * t < i);
+                early[d][p] = read_16(x + (x_at + p * x_pass) + k, p * BANDS * 8 < rows_left &&
+                                                                       begin + d < end && k + 8 * t < i);
             }
 #pragma unroll
         for (int d = 0; d < DEPTH - 1; ++d)
 #pragma unroll
             for (int p = 0; p < PASSES; ++p)
-                if (row_0 + p * BANDS * 8 < tile_rows && begin + d < end)
+                if (p * BANDS * 8 < rows_left && begin + d < end)
                     write_shared_16(x_to + d * STAGE + p * BANDS * 512, early[d][p]);
         u32 w_from = w_stage + w_place(), x_from = x_stage + x_place();
         // The last tile of x may have one row alone.
         u32 x_last = ROWS % 8 ? x_stage + (NT - 1) * 512 + (lane >> 3) * 16 : x_from + (NT - 1) * 512;
         u32 full = 0, empty = (DEPTH - 1) * STAGE;
+        int left = end - begin, k_left = i - (begin + DEPTH - 1) * STEP - 8 * t;
+        const bf16 *w_next = w + (begin + DEPTH - 1) * STEP, *x_next = x + (begin + DEPTH - 1) * STEP;
 #pragma unroll 1
-        for (int s = begin; s < end; ++s) {
+        for (int round = 0; round < rounds; ++round, --left, k_left -= STEP, w_next += STEP, x_next += STEP) {
             wait_for_stage<DEPTH - 2>();
-            asm volatile("bar.sync %0, %1;" ::"r"(1 + side), "n"(BAND_THREADS) : "memory");
-            if (s + DEPTH - 1 < end) {
-                int k = (s + DEPTH - 1) * STEP;
-                bool valid = k + 8 * t < i;
+            if (BANDS == 1)
+                __syncwarp();
+            else
+                __syncthreads();
+            if (left > DEPTH - 1) {
+                bool valid = k_left > 0;
 #pragma unroll
-                for (int j = 0; j < 4; ++j) copy_16(w_to + empty + j * 512, w + w_at[j] + k, valid);
+                for (int j = 0; j < 4; ++j) copy_16(w_to + empty + j * 512, w_next + w_at[j], valid);
+                u32 at = x_at;
+                asm volatile("" : "+r"(at));  // else the compiler holds every row's offset
 #pragma unroll
-                for (int p = 0; p < PASSES; ++p)
-                    if (row_0 + p * BANDS * 8 < tile_rows)
-                        copy_16(x_to + empty + p * BANDS * 512, x_lane + p * pass_stride + k, valid);
+                for (int p = 0; p < PASSES; ++p, at += x_pass)
+                    copy_16_if(p * BANDS * 8 < rows_left, x_to + empty + p * BANDS * 512, x_next + at, valid);
             }
             end_of_stage();
-            uint4 a[2][2];
+            if (BANDS == 1 || left > 0) {
+                uint4 a[2][2], b[2];
 #pragma unroll
-            for (int m = 0; m < 2; ++m) {
-                a[m][0] = load_matrices(w_from + full + m * 1024);
-                a[m][1] = load_matrices((w_from ^ 32) + full + m * 1024);
-            }
+                for (int m = 0; m < 2; ++m) {
+                    a[m][0] = load_matrices(w_from + full + m * 1024);
+                    a[m][1] = load_matrices((w_from ^ 32) + full + m * 1024);
+                }
+                const int AHEAD = BANDS == 1 ? 0 : 1;  // where registers allow
+                if (AHEAD) b[0] = load_matrices((NT == 1 ? x_last : x_from) + full);
 #pragma unroll
-            for (int n = 0; n < NT; ++n) {
-                uint4 b = load_matrices((n == NT - 1 ? x_last : x_from + n * 512) + full);
+                for (int n = 0; n < NT; ++n) {
+                    if (n + AHEAD < NT)
+                        b[(n + AHEAD) & 1] =
+                            load_matrices((n + AHEAD == NT - 1 ? x_last : x_from + (n + AHEAD) * 512) + full);
 #pragma unroll
-                for (int m = 0; m < 2; ++m) mma_step(acc[m][n], a[m][0], a[m][1], b);
+                    for (int m = 0; m < 2; ++m) mma_step(acc[m][n], a[m][0], a[m][1], b[n & 1]);
+                }
             }
             full = full == (DEPTH - 1) * STAGE ? 0 : full + STAGE;
             empty = empty == (DEPTH - 1) * STAGE ? 0 : empty + STAGE;
@@ -238,14 +249,14 @@ __device__ __forceinline__ void put_tile(bf16* y, i64 y_stride, float4 sum, int 
             store(y + (row + (q & 1)) * y_stride + at + 8 * (q >> 1), v[q]);
 }
 
-// 8 warps: BANDS bands, 8 / BANDS sides. Bands are 32 rows of w.
-// grid (ceil(o / 32 BANDS), SLICES / sides, ceil(n / ROWS))   block 256   shared memory DEPTH stages
-template <int ROWS, int DEPTH, int SLICES, int BANDS>
+// 8 warps: 2 bands of 32 rows of w, 4 sides.
+// grid (ceil(o / 64), SLICES / 4, ceil(n / ROWS))   block 256   shared memory DEPTH stages
+template <int ROWS, int DEPTH, int SLICES>
 __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* y, float4* parts,
                                             int* arrived, const i64* count, int n, int o, int i,
-                                            i64 x_stride, i64 y_stride, int far) {
+                                            i64 x_stride, i64 y_stride) {
     __shared__ int is_last;
-    const int SIDES = 8 / BANDS, PARTS = SLICES / SIDES, NT = (ROWS + 7) / 8;
+    const int BANDS = 2, SIDES = 4, PARTS = SLICES / SIDES, NT = (ROWS + 7) / 8;
     typedef Shared<ROWS, DEPTH, SLICES, BANDS, SIDES> Block;
     static_assert(DEPTH * Block::STAGE >= 8 * 2 * NT * 512, "sums take the place of stages");
     let_successor_start();
@@ -257,8 +268,7 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
     }
     int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);
     int o_0 = blockIdx.x * (BANDS * 32);
-    Block::sum(x + row_0 * x_stride, w + (i64)o_0 * i, tile_rows, o - o_0, i, x_stride, blockIdx.y * SIDES,
-               far);
+    Block::sum(x + row_0 * x_stride, w + (i64)o_0 * i, tile_rows, o - o_0, i, x_stride, blockIdx.y * SIDES);
     // parts [PARTS][tiles of x][tiles of w][BANDS][2 NT][32]
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, band = warp % BANDS, side = warp / BANDS;
     int used = (tile_rows + 7) / 8 * 2;
@@ -302,17 +312,24 @@ struct Strides {
     i64 x_row, x_head, y_row, y_head;
 };
 
-// 4 warps, a slice of i each; w of 32 rows.
+// Many rows: the next kernel's blocks, crowded among these, would take longer than they gain.
+template <int ROWS>
+__device__ __forceinline__ void let_successor_start_early() {
+    if (ROWS <= 24) let_successor_start();
+}
+
+// 4 warps, a slice of i each; 32 rows of w, `tile` of them.
 // grid (ceil(o / 32), heads, ceil(n / ROWS))   block 128
 // shared memory: as many of DEPTH stages as a slice has steps, at least what the sums take
 template <int ROWS, int DEPTH>
 __device__ __forceinline__ void linear_heads(const bf16* x, const bf16* w, bf16* y, i64 rows, int o, int i,
-                                             const Strides& strides) {
+                                             const Strides& strides, int tile) {
     i64 row_0 = (i64)blockIdx.z * ROWS, head = blockIdx.y;
-    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS), o_0 = blockIdx.x * 32;
+    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS), o_0 = tile * 32;
     typedef Shared<ROWS, DEPTH, 4, 1, 4> Block;
     Block::sum(x + head * strides.x_head + row_0 * strides.x_row, w + (head * o + o_0) * i, tile_rows,
-               o - o_0, i, strides.x_row, 0, 0);
+               o - o_0, i, strides.x_row, 0);
+    if (ROWS > 24) let_successor_start();
     bf16* to = y + head * strides.y_head + row_0 * strides.y_row;
 #pragma unroll 2
     for (int at = threadIdx.x >> 5; at < (tile_rows + 7) / 8 * 2; at += 4)
@@ -325,80 +342,84 @@ __device__ __forceinline__ void rotate(const bf16* x, bf16* y, const float* cosi
                                        i64 rows, int r, const Strides& strides) {
     int half = r / 2;
     i64 row_0 = (i64)blockIdx.z * ROWS, head = blockIdx.y;
-    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);
-    for (int at = threadIdx.x; at < tile_rows * half; at += blockDim.x) {
-        i64 row = row_0 + at / half;
-        int j = at % half;
-        const bf16* from = x + head * strides.x_head + row * strides.x_row + j;
-        bf16* to = y + head * strides.y_head + row * strides.y_row + j;
-        float first = to_float(from[0]), second = to_float(from[half]);
-        float cosine = cosines[row * half + j], sine = sines[row * half + j];
-        store(to, first * cosine - second * sine);
-        store(to + half, second * cosine + first * sine);
+    int total = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS) * half;
+    x += head * strides.x_head + row_0 * strides.x_row;
+    y += head * strides.y_head + row_0 * strides.y_row;
+    cosines += row_0 * half;
+    sines += row_0 * half;
+    const int BATCH = ROWS > 8 ? 4 : 2;  // loads at a time, and few times
+    for (int begin = threadIdx.x; begin < total; begin += BATCH * 128) {
+        float first[BATCH], second[BATCH], cosine[BATCH], sine[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            int at = min(begin + b * 128, total - 1);
+            const bf16* from = x + (at / half) * strides.x_row + at % half;
+            first[b] = to_float(from[0]);
+            second[b] = to_float(from[half]);
+            cosine[b] = cosines[at];
+            sine[b] = sines[at];
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            int at = begin + b * 128;
+            if (at >= total) break;
+            bf16* to = y + (at / half) * strides.y_row + at % half;
+            store(to, first[b] * cosine[b] - second[b] * sine[b]);
+            store(to + half, second[b] * cosine[b] + first[b] * sine[b]);
+        }
     }
 }
 
 #define LINEAR_STREAM(name, MT, NT, DEPTH, BLOCKS)                                                     \
     extern "C" __global__ void __launch_bounds__(256, BLOCKS) name(                                    \
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_stride,    \
-        i64 y_stride, int far) {                                                                       \
-        linear_stream<MT, NT, DEPTH>(x, w, y, count, n, o, i, x_stride, y_stride, far);                \
+        i64 y_stride) {                                                                                \
+        linear_stream<MT, NT, DEPTH>(x, w, y, count, n, o, i, x_stride, y_stride);                     \
     }
-// name: rows of w, rows of x, stages
-LINEAR_STREAM(linear_stream_16_8_4, 1, 1, 4, 4)
-LINEAR_STREAM(linear_stream_16_8_8, 1, 1, 8, 2)
-LINEAR_STREAM(linear_stream_16_24_4, 1, 3, 4, 2)
-LINEAR_STREAM(linear_stream_32_8_3, 2, 1, 3, 3)
-LINEAR_STREAM(linear_stream_32_8_4, 2, 1, 4, 2)
-LINEAR_STREAM(linear_stream_32_24_3, 2, 3, 3, 2)
+// name: rows of w, rows of x
+LINEAR_STREAM(linear_stream_16_8, 1, 1, 8, 2)
+LINEAR_STREAM(linear_stream_16_24, 1, 3, 4, 2)
+LINEAR_STREAM(linear_stream_32_8, 2, 1, 4, 2)
+LINEAR_STREAM(linear_stream_32_24, 2, 3, 3, 2)
 
-#define LINEAR_WIDE(name, ROWS, DEPTH, SLICES, BANDS)                                                  \
-    extern "C" __global__ void __launch_bounds__(256, 2) name(                                         \
+#define LINEAR_WIDE(ROWS, DEPTH, SLICES)                                                               \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_wide_##ROWS##_##SLICES(                \
         const bf16* x, const bf16* w, bf16* y, float4* parts, int* arrived, const i64* count, int n,   \
-        int o, int i, i64 x_stride, i64 y_stride, int far) {                                           \
-        linear_wide<ROWS, DEPTH, SLICES, BANDS>(x, w, y, parts, arrived, count, n, o, i, x_stride,     \
-                                                y_stride, far);                                        \
+        int o, int i, i64 x_stride, i64 y_stride) {                                                    \
+        linear_wide<ROWS, DEPTH, SLICES>(x, w, y, parts, arrived, count, n, o, i, x_stride, y_stride); \
     }
-// name: rows of x, slices, bands of w. 65 rows are a root and 64 more, and what shared memory holds.
-LINEAR_WIDE(linear_wide_24_8_4, 24, 5, 8, 4)
-LINEAR_WIDE(linear_wide_24_16_4, 24, 5, 16, 4)
-LINEAR_WIDE(linear_wide_40_8_4, 40, 4, 8, 4)
-LINEAR_WIDE(linear_wide_40_16_4, 40, 4, 16, 4)
-LINEAR_WIDE(linear_wide_65_8_4, 65, 4, 8, 4)
-LINEAR_WIDE(linear_wide_65_16_4, 65, 4, 16, 4)
-LINEAR_WIDE(linear_wide_24_8_2, 24, 4, 8, 2)
-LINEAR_WIDE(linear_wide_24_16_2, 24, 4, 16, 2)
-LINEAR_WIDE(linear_wide_40_8_2, 40, 3, 8, 2)
-LINEAR_WIDE(linear_wide_40_16_2, 40, 3, 16, 2)
-LINEAR_WIDE(linear_wide_65_8_2, 65, 3, 8, 2)
-LINEAR_WIDE(linear_wide_65_16_2, 65, 3, 16, 2)
+// 65 rows are a root and 64 more, and what shared memory holds.
+LINEAR_WIDE(40, 3, 8)
+LINEAR_WIDE(40, 3, 16)
+LINEAR_WIDE(65, 3, 8)
+LINEAR_WIDE(65, 3, 16)
 
 #define LINEAR_HEADS(ROWS, DEPTH)                                                                      \
-    extern "C" __global__ void __launch_bounds__(128) linear_heads_##ROWS(                             \
+    extern "C" __global__ void __launch_bounds__(128, 4) linear_heads_##ROWS(                          \
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_row,       \
         i64 x_head, i64 y_row, i64 y_head) {                                                           \
-        let_successor_start();                                                                         \
+        let_successor_start_early<ROWS>();                                                             \
         i64 rows = rows_that_count(count, n);                                                          \
         Strides strides = {x_row, x_head, y_row, y_head};                                              \
         if ((i64)blockIdx.z * ROWS < rows)                                                             \
-            linear_heads<ROWS, DEPTH>(x, w, y, rows, o, i, strides);                                   \
+            linear_heads<ROWS, DEPTH>(x, w, y, rows, o, i, strides, blockIdx.x);                       \
         else                                                                                           \
             wait_for_predecessor();                                                                    \
     }                                                                                                  \
-    /* q [n][h][d + r] -> query [n][h][c + r]; grid.x has one more */                                  \
-    extern "C" __global__ void __launch_bounds__(128) latent_query_##ROWS(                             \
+    /* q [n][h][d + r] -> query [n][h][c + r]; grid.x has one more, the first */                       \
+    extern "C" __global__ void __launch_bounds__(128, 4) latent_query_##ROWS(                          \
         const bf16* q, const bf16* w_kc, const float* cosines, const float* sines, bf16* query,        \
         const i64* count, int n, int c, int d, int r) {                                                \
-        let_successor_start();                                                                         \
+        let_successor_start_early<ROWS>();                                                             \
         i64 rows = rows_that_count(count, n), h = gridDim.y;                                           \
         Strides strides = {h * (d + r), d + r, h * (c + r), c + r};                                    \
-        bool rope = blockIdx.x == gridDim.x - 1;                                                       \
+        bool rope = blockIdx.x == 0;                                                                   \
         if (rope || (i64)blockIdx.z * ROWS >= rows) wait_for_predecessor();                            \
         if ((i64)blockIdx.z * ROWS >= rows) return;                                                    \
         if (rope)                                                                                      \
             rotate<ROWS>(q + d, query + c, cosines, sines, rows, r, strides);                          \
         else                                                                                           \
-            linear_heads<ROWS, DEPTH>(q, w_kc, query, rows, c, d, strides);                            \
+            linear_heads<ROWS, DEPTH>(q, w_kc, query, rows, c, d, strides, blockIdx.x - 1);            \
     }
 LINEAR_HEADS(8, 4)
 LINEAR_HEADS(24, 4)

@@ -48,6 +48,15 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n_bytes)
                  : "memory");
 }
+// The same where it is wanted, without a branch.
+__device__ __forceinline__ void copy_16_if(bool wanted, u32 to, const void* from, bool valid) {
+    int n_bytes = valid ? 16 : 0;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %3, 0;\n\t"
+        "@p cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n\t}" ::"r"(to),
+        "l"(from), "r"(n_bytes), "r"((int)wanted)
+        : "memory");
+}
 __device__ __forceinline__ void end_of_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int NEWER>
 __device__ __forceinline__ void wait_for_stage() {
@@ -79,12 +88,6 @@ __device__ __forceinline__ u32 w_place() {
 __device__ __forceinline__ u32 x_place() {
     u32 matrix = (threadIdx.x & 31) >> 3, r = threadIdx.x & 7;
     return r * 64 + (matrix ^ (r >> 1)) * 16;
-}
-// Asks L2 for `bytes`, a multiple of 16.
-__device__ __forceinline__ void prefetch(const void* from, u32 bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
 }
 __device__ __forceinline__ uint4 read_16(const void* from, bool valid) {
     uint4 v = make_uint4(0, 0, 0, 0);
@@ -131,14 +134,13 @@ __device__ __forceinline__ void add_to(float (&acc)[MT][NT][4], const float (&ot
 // x_at [NT]    where this lane's row of each 8 begins in x, likewise; NO_ROW where there is none
 // i, i_8t      elements in a row (a multiple of 8), and 8t
 // fifo         the warp's DEPTH stages of (2 MT + NT) tiles
-// far          steps beyond the stages that L2 is asked for before the predecessor has ended
 // acc[m][n][q] row g + 8 (q / 2) of the m-th 16, row 2t + q % 2 of the n-th 8
 #define NO_ROW 0xffffffffu
 template <int MT, int NT, int DEPTH, bool TWO>
 __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
                                        const u32 (&w_at)[2 * MT], const bf16* x,
                                        const u32 (&x_at)[NT], int i, int i_8t, int begin, int middle,
-                                       int end, u32 fifo, int far) {
+                                       int end, u32 fifo) {
     const u32 STAGE = (2 * MT + NT) * 512;
     u32 copy_to = fifo + copy_place();
     clear(acc);
@@ -154,10 +156,6 @@ __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
         }
         end_of_stage();
     }
-    int near = (begin + DEPTH - 1) * STEP, far_end = min(min(near + far * STEP, end * STEP), i);
-    if (i_8t == 0 && near < far_end)
-#pragma unroll
-        for (int j = 0; j < 2 * MT; ++j) prefetch(w + w_at[j] + near, (far_end - near) * 2);
     wait_for_predecessor();
     uint4 early[DEPTH - 1][NT];
 #pragma unroll

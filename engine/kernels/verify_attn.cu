@@ -105,6 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_attn_split(
             float probability = expf(score - shift);
             float sum = warp_sum(probability);
             p[warp * CHUNK + lane] = probability;
+            __syncwarp();  // every lane has read `largest`
             if (lane == 0) {
                 float factor = expf(before - shift);
                 rescale[warp] = factor;
