@@ -33,6 +33,7 @@ from kdtr.conformance.golden_adopt import add_adopt_arguments, adopt_command
 from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
+from kdtr.conformance.mutants.mutants_cli import add_mutants_arguments, mutants_command
 from kdtr.conformance.report import print_report
 from kdtr.conformance.self_cli import (
     add_self_arguments,
@@ -129,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     xray.set_defaults(command=_xray)
     add_xray_arguments(xray)
+    mutants = verbs.add_parser(
+        "mutants",
+        help="plant real faults one by one, and say which are killed and named",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    mutants.set_defaults(command=_mutants)
+    add_mutants_arguments(mutants)
     golden = verbs.add_parser(
         "golden",
         help="record a golden bundle with the reference",
@@ -184,6 +192,12 @@ def _xray(args: argparse.Namespace) -> int:
     with _importable_here(), _Progress() as progress:
         passed = xray_command(args, options, _console(), progress.show, _command())
     return PASSED if passed else FAILED
+
+
+def _mutants(args: argparse.Namespace) -> int:
+    with _importable_here(), _Progress() as progress:
+        killed = mutants_command(args, _console(), progress.show)
+    return PASSED if killed else FAILED
 
 
 def _serve(args: argparse.Namespace) -> int:

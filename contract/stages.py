@@ -51,7 +51,14 @@ _EXACT, _NUMERIC = True, False
 STAGES: tuple[Stage, ...] = (
     Stage("build_parents", "n", _EXACT, Source.BUILD, ("TREE-3", "TREE-4")),
     Stage("build_tokens", "n", _EXACT, Source.BUILD, ("TREE-3", "TREE-2")),
-    Stage("parents", "n", _EXACT, Source.FORWARD, ("TREE-1",), "of a tree; not traced in prefill"),
+    Stage(
+        "parents",
+        "n",
+        _EXACT,
+        Source.FORWARD,
+        ("TREE-1", "PAD-1"),
+        "of a tree; not traced in prefill",
+    ),
     Stage("tokens", "n", _EXACT, Source.FORWARD, ("FWD-3", "TREE-2"), "ids fed to the model"),
     Stage("positions", "n", _EXACT, Source.FORWARD, ("POS-1", "FWD-1")),
     Stage("mask", "ns", _EXACT, Source.FORWARD, ("MASK-2", "MASK-1"), "true where visible"),

@@ -64,8 +64,13 @@ ROOMS = {
 }
 # Files that may import one room more than their own room may; a pattern without a file fails.
 GRANTS = {
-    # What records the truth, and what asks it how much rounding alone moves.
-    ("conformance", "reference"): ("conformance/golden*.py", "conformance/noise_floor.py")
+    # What records the truth, and what asks it how much rounding alone moves, and what follows from
+    # another choice of experts.
+    ("conformance", "reference"): (
+        "conformance/golden*.py",
+        "conformance/noise_floor.py",
+        "conformance/alternatives_truth.py",
+    )
 }
 # Libraries a room may import under `if TYPE_CHECKING` and only there.
 TYPING_ONLY = {"contract": ("numpy",)}
@@ -332,13 +337,14 @@ def test_a_fresh_interpreter_imports_the_room_without(room, unwanted):
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A house in order: every room and the granted file, with arrows that are allowed."""
+    """A house in order: every room and the granted files, with arrows that are allowed."""
     for room in ROOMS:
         plant(tmp_path, f"{room}/__init__.py", f"from kdtr.{room} import own")
     plant(tmp_path, "contract/tree.py", "if TYPE_CHECKING:\n    import numpy")
     plant(tmp_path, "engine/session.py", "from . import own\nimport cupy\nimport kdtr.kdtr_format")
     plant(tmp_path, "conformance/golden.py", "from kdtr import reference")
     plant(tmp_path, "conformance/noise_floor.py", "from kdtr import reference")
+    plant(tmp_path, "conformance/alternatives_truth.py", "from kdtr import reference")
     plant(tmp_path, "tests/test_reference.py", "import torch\nimport kdtr.reference")
     plant(tmp_path, "tests/engine/test_session.py", "import kdtr.engine")
     return tmp_path
@@ -499,7 +505,8 @@ CONTRACT_LIBRARIES = (
             "import kdtr.reference",
             "conformance/report.py:1 imports kdtr.reference; "
             + CONFORMANCE_ARROWS.format(
-                " (conformance/golden*.py, conformance/noise_floor.py also kdtr.reference)"
+                " (conformance/golden*.py, conformance/noise_floor.py, "
+                "conformance/alternatives_truth.py also kdtr.reference)"
             ),
             id="conformance to reference, no grant",
         ),

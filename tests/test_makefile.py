@@ -23,6 +23,7 @@ VERBS = [
     "calibrate",
     "golden",
     "golden-check",
+    "mutants",
     "lint",
     "types",
 ]

@@ -193,7 +193,9 @@ def test_entry_points_resolve(group, name):
 
 
 def test_the_engines_of_this_project_are_the_reference_the_host_and_the_device():
-    assert ["cuda", "host", "reference"] == sorted(PROJECT["project"]["entry-points"]["kdtr.engines"])
+    assert ["cuda", "host", "reference"] == sorted(
+        PROJECT["project"]["entry-points"]["kdtr.engines"]
+    )
 
 
 # Versions

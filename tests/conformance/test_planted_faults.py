@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import planted_faults
 import pytest
 from planted_faults import FAULTS, Fault
 
@@ -20,6 +19,7 @@ from kdtr.conformance.case import CasePlan, Planted
 from kdtr.conformance.engine_options import engine_option
 from kdtr.conformance.finding import Place
 from kdtr.conformance.gate import _reproduce
+from kdtr.conformance.mutants.planting import physical, wrap
 from kdtr.contract import rule
 
 ENGINE = "planted_faults:make_engine"
@@ -237,12 +237,12 @@ def test_moved_rows_are_copies(judge: Judge, tiny: Path, mode: str) -> None:
     def lose_a_bit(original: Any, cache: Any, *rest: Any) -> Any:
         moves = original(cache, *rest)
         for _, destination in moves[moves[:, 0] >= 0].tolist():
-            row = cache.rows[:, planted_faults._physical(cache, destination)]
+            row = cache.rows[:, physical(cache, destination)]
             row[:] = (row.view(np.int32) & ~1).view(np.float32)
         return moves
 
     engine = load_engine("host", {"page_size": 3, "split_size": 5})
-    planted_faults._wrap(engine, commit_rows=lose_a_bit)
+    wrap(engine, commit_rows=lose_a_bit)
 
     gate = judge(engine, tiny, "y-tree", modes=[mode])
 

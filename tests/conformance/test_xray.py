@@ -269,7 +269,7 @@ def test_a_root_that_is_not_the_bonus_ends_the_session() -> None:
 def test_lost_rows_are_unreadable_and_no_crash() -> None:
     result = xray(xray_minimal.make_engine(fault="four_rows_written"), "visible")
 
-    assert "logits: 11 of 59 rows cannot be read: 128 logits are inf or NaN" in sentences(result)
+    assert "logits: 47 of 91 rows cannot be read: 128 logits are inf or NaN" in sentences(result)
 
 
 def test_logits_with_an_offset_are_told_as_that() -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from planted_faults import _every_attention, _kv_a, _on_commit, _on_load, _wrap
 
-XRAY_FAULTS: dict[str, Callable[[Any], None]] = {}
+from kdtr.conformance.mutants import BY_NAME
+from kdtr.conformance.mutants.planting import every_attention, kv_a, on_commit, on_load, wrap
+
+XRAY_FAULTS: dict[str, Callable[[Any], None]] = {
+    name: BY_NAME[name].plant for name in ("no_mscale", "not_scaled", "highest_tie")
+}
 
 
 def xray_fault(plant: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -29,7 +33,7 @@ def one_bit(engine: Any) -> None:
             ancestors[5, 4] = True
         return positions, ancestors
 
-    _wrap(engine, tree_layout=tree_layout)
+    wrap(engine, tree_layout=tree_layout)
 
 
 @xray_fault
@@ -43,7 +47,7 @@ def one_node_late(engine: Any) -> None:
             positions[2] += 1
         return positions, ancestors
 
-    _wrap(engine, tree_layout=tree_layout)
+    wrap(engine, tree_layout=tree_layout)
 
 
 @xray_fault
@@ -65,7 +69,7 @@ def layer_1_sees_siblings(engine: Any) -> None:
             seen = replace(seen, block=seen.block | siblings)
         return original(cache, layer, q_latent, q_pe, seen, *rest)
 
-    _wrap(engine, tree_layout=tree_layout, verify_attn=verify_attn)
+    wrap(engine, tree_layout=tree_layout, verify_attn=verify_attn)
 
 
 @xray_fault
@@ -86,20 +90,7 @@ def layer_2_not_scaled(engine: Any) -> None:
             scale = float(q_latent.shape[-1] + q_pe.shape[-1]) ** -0.5
         return original(cache, layer, q_latent, q_pe, seen, scale, *rest)
 
-    _wrap(engine, verify_attn=verify_attn)
-
-
-@xray_fault
-def no_mscale(engine: Any) -> None:
-    """The softmax scale without YaRN's factor."""
-
-    def change(weights: Any) -> Any:
-        attention = weights.layers[0].attention
-        d = attention.w_kc.shape[-1]
-        r = len(_kv_a(attention)) - len(attention.kv_norm)
-        return replace(weights, softmax_scale=float(d + r) ** -0.5)
-
-    _on_load(engine, change)
+    wrap(engine, verify_attn=verify_attn)
 
 
 @xray_fault
@@ -109,23 +100,23 @@ def scale_of_576(engine: Any) -> None:
     def change(weights: Any) -> Any:
         attention = weights.layers[0].attention
         d = attention.w_kc.shape[-1]
-        r = len(_kv_a(attention)) - len(attention.kv_norm)
-        factor = ((d + r) / len(_kv_a(attention))) ** 0.5
+        r = len(kv_a(attention)) - len(attention.kv_norm)
+        factor = ((d + r) / len(kv_a(attention))) ** 0.5
         return replace(weights, softmax_scale=weights.softmax_scale * factor)
 
-    _on_load(engine, change)
+    on_load(engine, change)
 
 
 @xray_fault
 def odd_scale(engine: Any) -> None:
     """A scale that nobody has a name for."""
-    _on_load(engine, lambda weights: replace(weights, softmax_scale=weights.softmax_scale * 0.6))
+    on_load(engine, lambda weights: replace(weights, softmax_scale=weights.softmax_scale * 0.6))
 
 
 @xray_fault
 def no_amplitude(engine: Any) -> None:
     """Cos and sin without YaRN's factor."""
-    _on_load(engine, lambda weights: replace(weights, rotary_factor=1.0))
+    on_load(engine, lambda weights: replace(weights, rotary_factor=1.0))
 
 
 @xray_fault
@@ -136,7 +127,7 @@ def backwards(engine: Any) -> None:
         cos, sin = original(*rest)
         return cos, -sin
 
-    _wrap(engine, rotary_angles=rotary_angles)
+    wrap(engine, rotary_angles=rotary_angles)
 
 
 @xray_fault
@@ -146,7 +137,7 @@ def heads_reversed(engine: Any) -> None:
     def change(attention: Any) -> Any:
         return replace(attention, w_vc=attention.w_vc[::-1].copy())
 
-    _on_load(engine, lambda weights: _every_attention(weights, change))
+    on_load(engine, lambda weights: every_attention(weights, change))
 
 
 @xray_fault
@@ -156,7 +147,7 @@ def keys_of_next_head(engine: Any) -> None:
     def change(attention: Any) -> Any:
         return replace(attention, w_kc=np.roll(attention.w_kc, -1, axis=0))
 
-    _on_load(engine, lambda weights: _every_attention(weights, change))
+    on_load(engine, lambda weights: every_attention(weights, change))
 
 
 @xray_fault
@@ -166,18 +157,18 @@ def bfloat16_scores(engine: Any) -> None:
     def rotate(original: Any, x: Any, cos: Any, sin: Any) -> Any:
         return original(x, cos, sin).astype(ml_dtypes.bfloat16).astype(np.float32)
 
-    _wrap(engine, rotate=rotate)
+    wrap(engine, rotate=rotate)
 
 
 @xray_fault
 def one_row_too_many(engine: Any) -> None:
     """After every commit one rejected row is kept."""
 
-    def nodes(tree: Any, path: list[int]) -> list[int]:
-        rejected = [node for node in range(len(tree)) if node > len(path) - 1]
+    def nodes(parents: Any, path: list[int], _: Any) -> list[int]:
+        rejected = [node for node in range(len(parents)) if node > len(path) - 1]
         return [*path, *rejected[:1]]
 
-    _on_commit(engine, nodes)
+    on_commit(engine, nodes)
 
 
 @xray_fault
@@ -197,7 +188,7 @@ def chunks_from_zero(engine: Any) -> None:
         in_tree[0] = True
         return original(*rest)
 
-    _wrap(engine, rotary_angles=rotary_angles, tree_layout=tree_layout)
+    wrap(engine, rotary_angles=rotary_angles, tree_layout=tree_layout)
 
 
 @xray_fault
@@ -207,29 +198,7 @@ def normalised_raw(engine: Any) -> None:
     def choose_experts(original: Any, scores: Any, bias: Any, config: Any) -> Any:
         return original(scores, bias, config.replace(norm_topk_prob=not config.norm_topk_prob))
 
-    _wrap(engine, choose_experts=choose_experts)
-
-
-@xray_fault
-def not_scaled(engine: Any) -> None:
-    """routed_scaling_factor is left out."""
-
-    def choose_experts(original: Any, scores: Any, bias: Any, config: Any) -> Any:
-        return original(scores, bias, config.replace(routed_scaling_factor=1.0))
-
-    _wrap(engine, choose_experts=choose_experts)
-
-
-@xray_fault
-def highest_tie(engine: Any) -> None:
-    """M110: of experts that tie the highest id is chosen."""
-
-    def choose_experts(original: Any, scores: Any, bias: Any, config: Any) -> Any:
-        last = scores.shape[-1] - 1
-        ids, weights = original(scores[:, ::-1], bias[::-1], config)
-        return last - ids[:, ::-1], weights[:, ::-1]
-
-    _wrap(engine, choose_experts=choose_experts)
+    wrap(engine, choose_experts=choose_experts)
 
 
 @xray_fault
@@ -243,4 +212,4 @@ def gate_and_up(engine: Any) -> None:
 
         return replace(weights, layers=tuple(swapped(layer) for layer in weights.layers))
 
-    _on_load(engine, change)
+    on_load(engine, change)

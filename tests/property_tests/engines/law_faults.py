@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.mutants import BY_NAME
+from kdtr.conformance.mutants.planting import physical
 from kdtr.contract import Acceptance, DraftTree, Round, SessionError, Verified
 from kdtr.property_tests.trees import reordered, siblings_reversed
 
@@ -244,7 +246,7 @@ def invisible_times_zero(engine: Any) -> Any:
         original: Any, cache: Any, layer: int, q: Any, q_pe: Any, seen: Any, *rest: Any
     ) -> Any:
         out = original(cache, layer, q, q_pe, seen, *rest)
-        slots = [_physical(cache, slot) for slot in range(seen.n_slots)]
+        slots = [physical(cache, slot) for slot in range(seen.n_slots)]
         return out + 0 * cache.rows[layer, slots, : out.shape[-1]].sum(axis=0)
 
     return _kernels(engine, verify_attn=verify_attn)
@@ -252,21 +254,9 @@ def invisible_times_zero(engine: Any) -> Any:
 
 @variant
 def stale_times_zero(engine: Any) -> Any:
-    """COMMIT-4: all slots of the pages are read, those behind L + M weighed with 0."""
-
-    def verify_attn(
-        original: Any, cache: Any, layer: int, q: Any, q_pe: Any, seen: Any, *rest: Any
-    ) -> Any:
-        out = original(cache, layer, q, q_pe, seen, *rest)
-        last = (seen.n_slots - 1) // cache.page_size * cache.page_size + cache.page_size
-        slots = [_physical(cache, slot) for slot in range(seen.n_slots, last)]
-        return out + 0 * cache.rows[layer, slots, : out.shape[-1]].sum(axis=0)
-
-    return _kernels(engine, verify_attn=verify_attn)
-
-
-def _physical(cache: Any, slot: int) -> int:
-    return int(cache.page_table[slot // cache.page_size]) * cache.page_size + slot % cache.page_size
+    """COMMIT-4: the mutant of the same name."""
+    BY_NAME["stale_times_zero"].plant(engine)
+    return engine
 
 
 @variant
@@ -311,8 +301,8 @@ def one_scratch_for_all(engine: Any) -> Any:
             session.commit(acceptance)
             if other is not session:
                 a, b = session._cache, other._cache
-                theirs = _physical(b, other.committed_len)
-                a.rows[:, _physical(a, length)] = b.rows[:, theirs]
+                theirs = physical(b, other.committed_len)
+                a.rows[:, physical(a, length)] = b.rows[:, theirs]
 
         return Wrapped(session, verify=verify, commit=commit)
 

@@ -14,17 +14,13 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.mutants import Plant
+from kdtr.conformance.mutants.planting import on_open, physical, wrap
+from kdtr.conformance.mutants.positions import position_by_index
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "conformance" / "engines"))
 
-from planted_faults import (
-    Plant,
-    _on_open,
-    _physical,
-    _wrap,
-    position_by_index,
-    stale_row_visible,
-)
+from planted_faults import stale_row_visible
 
 PAGE_SIZE = 3  # so small that a handful of rows crosses an edge
 
@@ -64,7 +60,7 @@ def causal_by_index(engine: Any) -> None:
         positions, ancestors = original(parents, committed_len)
         return positions, np.tri(len(ancestors), dtype=bool)
 
-    _wrap(engine, tree_layout=tree_layout)
+    wrap(engine, tree_layout=tree_layout)
 
 
 def descending_compaction(engine: Any) -> None:
@@ -77,10 +73,10 @@ def descending_compaction(engine: Any) -> None:
         moves = original(cache, path, accept_len, committed_len)
         cache.rows[:] = before
         for source, destination in moves[: int(accept_len[0])][::-1].tolist():
-            cache.rows[:, _physical(cache, destination)] = cache.rows[:, _physical(cache, source)]
+            cache.rows[:, physical(cache, destination)] = cache.rows[:, physical(cache, source)]
         return moves
 
-    _wrap(engine, commit_rows=commit_rows)
+    wrap(engine, commit_rows=commit_rows)
 
 
 def missing_root_row(engine: Any) -> None:
@@ -94,7 +90,7 @@ def missing_root_row(engine: Any) -> None:
             original(cache, path[1:], accept_len - 1, committed_len)
         return _moves(path, int(accept_len[0]), committed_len)
 
-    _wrap(engine, commit_rows=commit_rows)
+    wrap(engine, commit_rows=commit_rows)
 
 
 def _moves(path: Any, accept_len: int, committed_len: int) -> Any:
@@ -116,7 +112,7 @@ def wrong_sibling_taken(engine: Any) -> None:
                 led[node] = tokens[below[0]]
         return original(tokens, parents, led, *rest)
 
-    _wrap(engine, accept_walk=accept_walk)
+    wrap(engine, accept_walk=accept_walk)
 
 
 def chunk_edge_low(engine: Any) -> None:
@@ -136,7 +132,7 @@ def chunk_edge_low(engine: Any) -> None:
 
         session.prefill = faulty
 
-    _on_open(engine, change)
+    on_open(engine, change)
 
 
 class _FirstRowLow:
@@ -148,10 +144,10 @@ class _FirstRowLow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._forward, name)
 
-    def __call__(self, cache: Any, length: int, ids: Any, positions: Any, *rest: Any) -> Any:
+    def __call__(self, cache: Any, rows: Any, positions: Any, *rest: Any) -> Any:
         low = positions.copy()
         low[0] -= 1
-        return self._forward(cache, length, ids, low, *rest)
+        return self._forward(cache, rows, low, *rest)
 
 
 def page_edge_low(engine: Any) -> None:
@@ -164,7 +160,7 @@ def page_edge_low(engine: Any) -> None:
         first = (slots % cache.page_size == 0) & (slots > 0)
         original(cache, layer, slots - first * cache.page_size, c_kv, k_pe)
 
-    _wrap(engine, append_latents=append_latents)
+    wrap(engine, append_latents=append_latents)
 
 
 _ROW = "a_row_is_the_plain_run_over_its_path"
