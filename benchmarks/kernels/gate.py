@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/gate.py [--out benchmarks/results/gate-gpu.md] [BUNDLE ...]
 
-In this order: the bundles and the x-ray models, per dtype, with graphs, without, and with guarded
-buffers; the tests that need a device, mutants of this engine among them; the laws, profile ci; and
+In this order: the tests that need a device, mutants of this engine among them; the bundles and the
+x-ray models, per dtype, with graphs, without, and with guarded buffers; the laws, profile ci; and
 compute-sanitizer's memcheck and racecheck on small rounds, where it can be run. Exits 1 if one of
 them fails; what could not run is said, and is no pass.
 """
@@ -98,6 +98,7 @@ def _parts(
     """(name, command, environment) of every part."""
     bundles = [str(path) for path in sorted(CORPUS.glob("*.kdtr"))] + args.bundles
     kdtr_command = [sys.executable, "-m", "kdtr.conformance.cli"]
+    yield "device tests", [*PYTEST, "tests/engine/gpu"], {}
     for dtype, options in VARIANTS:
         words = [f"{key}={value}" for key, value in {"dtype": dtype, **options}.items()]
         flags = [word for option in words for word in ("--engine-option", option)]
@@ -106,7 +107,6 @@ def _parts(
             [*kdtr_command, "gate", "--engine", "cuda", *flags, *bundles],
             {"COLUMNS": "140"},
         )
-    yield "device tests", [*PYTEST, "tests/engine/gpu"], {}
     for dtype in ("float32", "bfloat16"):
         yield (
             f"laws dtype={dtype}, profile {args.profile}",
