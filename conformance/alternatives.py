@@ -139,7 +139,7 @@ class Alternatives:
                 for at, ids in found.items()
                 if (at, ids) in search.listed and before.get(at) != ids
             ]
-        checked = checked and search.complete
+        checked = checked and (search.complete or search.out_of_reach)
         n_thin = search.n_thin(self._choices)
         return Answer(not same, tuple(other), checked, n_thin, search.tried - 1, search.nearest)
 

@@ -5,7 +5,9 @@ It starts at the first row that does not fit, with the thin choices that reach i
 error beyond the bound and all effects together is out of reach, and nothing is left to try;
 together they may move a row by TOGETHER times their sum, for they are not quite independent.
 Otherwise the choice that leaves the smallest error is made, and the search goes on from there,
-and if in vain, without it. Beyond MOST_OUTCOMES, or MOST_ROWS of the reference, it is given up.
+and if in vain, without it. Beyond MOST_OUTCOMES, or MOST_ROWS of the reference, it is given up; but
+an error is out of reach, then too, if all thin choices together could not bring it about, each with
+the largest effect that any had.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ class Search:
     nearest   of those that do not fit, the smallest of the largest errors over their bounds
     listed    by what was tried where: the thin choice
     complete  False: a row had more admissible choices than are listed
+    start     of the first misfit: the largest error in bounds, and the thin choices that reach it
+    furthest  the largest effect that any choice had, in bounds
     """
 
     def __init__(
@@ -80,16 +84,36 @@ class Search:
         self.tried = 0
         self.nearest = np.inf
         self.complete = True
+        self.start: tuple[float, int] | None = None
+        self.furthest = 0.0
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether choices that were not tried could not have brought about the first misfit."""
+        if self.start is None or self.furthest == 0:
+            return False
+        error, n_thin = self.start
+        return error > 1 + TOGETHER * n_thin * self.furthest
 
     def run(self, choices: Choices) -> Choices | None:
         """Choices under which all fits, the given ones among them, or None. Raises Spent."""
+        try:
+            return self._run(choices)
+        except Spent:
+            if self.out_of_reach:
+                return None
+            raise
+
+    def _run(self, choices: Choices) -> Choices | None:
         misfit = self._misfit(choices)
         if misfit is None:
             return choices
-        thin = self._thin(choices, misfit)
         lack = self._lack(choices, misfit)
         if not np.isfinite(lack).all():
-            return None
+            return None  # no choice brings about what is not finite
+        thin = self._thin(choices, misfit)
+        if self.start is None:
+            self.start = float(np.abs(lack).max(initial=0.0)), len(thin)
         left: list[tuple[float, float, ThinChoice, tuple[int, ...]]] = []
         together = np.zeros_like(lack)
         for one in thin:
@@ -103,18 +127,19 @@ class Search:
                         return other
                 effect = self._effect(one.place, ids, misfit)
                 largest = np.maximum(largest, np.abs(effect))
+                self.furthest = max(self.furthest, float(np.abs(effect).max(initial=0.0)))
                 error = float(np.abs(lack + effect).max(initial=0.0))
                 left.append((error, one.gap / one.bound, one, ids))
             together += largest
         if not left or (np.abs(lack) > 1 + TOGETHER * together).any():
             return None
         _, _, one, ids = min(left, key=lambda entry: entry[:2])
-        found = self.run({**choices, one.place: ids})
+        found = self._run({**choices, one.place: ids})
         if found is not None:
             return found
         kept = {**choices, one.place: one.now}
         self._same[frozenset(kept.items())] = choices
-        return self.run(kept)
+        return self._run(kept)
 
     def n_thin(self, choices: Choices) -> int:
         """All thin choices of an outcome, at every point that was shown."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any, Generic, TypeVar
@@ -39,7 +40,7 @@ Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 _BLOCK = 256
 _QUERY_ROWS, _QUERY_COLUMNS = 8, 16  # of latent_query, per block and per warp
-_MOST_IN_SHARED = 10_000  # nodes whose parents fit shared memory
+MOST_NODES = 9_985  # the largest bucket of rows whose parents fit the shared memory asked for
 _LIMITS = {
     "n_routed_experts": cuda_experts.MAX_EXPERTS,
     "num_experts_per_tok": cuda_experts.MAX_CHOSEN,
@@ -56,7 +57,7 @@ class Graph(Generic[T]):
 
     graph: Any
     result: T
-    pool: Any
+    memory: Any
     guard: Guard | None
 
 
@@ -102,7 +103,17 @@ class CudaKernels:
             batch_invariant=False,
         )
 
-    def check_model(self, config: ModelConfig) -> None:
+    @staticmethod
+    def check_tree(n_nodes: int) -> None:
+        """A tree's parents lie in the shared memory of a block, its bucket's padding too."""
+        if n_nodes > MOST_NODES:
+            raise TreeError(
+                f"a tree of {n_nodes} nodes; the CUDA kernels lay out at most {MOST_NODES}: split "
+                "it, or use engine host"
+            )
+
+    @staticmethod
+    def check_model(config: ModelConfig) -> None:
         """What shared memory and registers were laid out for."""
         for field, most in _LIMITS.items():
             value = getattr(config, field)
@@ -137,15 +148,24 @@ class CudaKernels:
     @_on_stream
     def capture(self, program: Callable[[Trace], T], trace: Trace) -> Graph[T]:
         """The program as a graph; nothing has run yet."""
-        pool = self._cupy.cuda.MemoryPool()
+        pool, kept = self._cupy.cuda.MemoryPool(), []
         guard = Guard(self._cupy, pool.malloc) if self._guarded else None
-        with self._cupy.cuda.using_allocator(pool.malloc if guard is None else guard.malloc):
+
+        def malloc(size: int) -> Any:
+            """What a graph has captured stays: a pool that runs short frees what looks unused."""
+            kept.append(pool.malloc(size))
+            return kept[-1]
+
+        with self._cupy.cuda.using_allocator(malloc if guard is None else guard.malloc):
             self._stream.begin_capture()
             try:
                 result = program(trace)
-            finally:
-                graph = self._stream.end_capture()
-        return Graph(graph, result, pool, guard)
+            except BaseException:
+                with suppress(Exception):  # the capture is invalid: the first error is the one
+                    self._stream.end_capture()
+                raise
+            graph = self._stream.end_capture()
+        return Graph(graph, result, kept, guard)
 
     @_on_stream
     def replay(self, graph: Graph[T]) -> T:
@@ -243,8 +263,6 @@ class CudaKernels:
     @_on_stream
     def tree_layout(self, parents: Array, committed_len: DeviceInt) -> tuple[Array, Array]:
         n = len(parents)
-        if n > _MOST_IN_SHARED:
-            raise TreeError(f"a tree of {n} nodes; this engine lays out at most {_MOST_IN_SHARED}")
         positions, bits = self._layout(n)
         self._launch(
             "tree",

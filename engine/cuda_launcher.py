@@ -62,8 +62,8 @@ def slot_bucket(n_slots: int) -> int:
 class CudaLauncher:
     """A `Launcher` of one session.
 
-    warm  shapes that some session of this model has run: their kernels are loaded, so they can be
-          captured at once; None: nothing is captured
+    warm  shapes that some session of this engine has run, which are captured at once; None: nothing
+          is captured
     """
 
     row_bucket = staticmethod(row_bucket)

@@ -1,8 +1,8 @@
 """The compiled kernels of one device: NVRTC through CuPy, once per file and storage type.
 
 Every file of `kernels/` is compiled when the engine is made, not when a kernel first runs: a
-kernel that does not compile is refused before a model is loaded, and nothing is loaded while a
-graph is being captured. CuPy keeps the binaries on disk (CUPY_CACHE_DIR).
+kernel that does not compile is refused before a model is loaded. CuPy keeps the binaries on disk
+(CUPY_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ KERNELS = Path(__file__).with_name("kernels")
 FILES = ("rows", "latents", "tree", "best_first", "linear", "experts", "verify_attn")
 BFLOAT16_FILES = ("verify_attn_mma",)
 
-# The oldest architecture whose instructions the bfloat16 kernels use: cp.async.bulk and mbarrier.
-OLDEST = {"float32": (8, 0), "bfloat16": (9, 0)}
-CUDA_DTYPES = tuple(OLDEST)
+# The oldest architecture that the kernels are compiled for and were tried on, and the first whose
+# launches may overlap.
+OLDEST = (9, 0)
+CUDA_DTYPES = ("float32", "bfloat16")
 
 
 def options(dtype: str) -> tuple[str, ...]:
@@ -65,8 +66,8 @@ class Modules:
     def __init__(self, cupy: Any, dtype: str) -> None:
         device = cupy.cuda.Device()
         found = (int(device.compute_capability[:-1]), int(device.compute_capability[-1]))
-        if found < OLDEST[dtype]:
-            oldest = ".".join(map(str, OLDEST[dtype]))
+        if found < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
             raise UnsupportedError(
                 f"engine cuda, dtype = {dtype!r}: this device has compute capability "
                 f"{found[0]}.{found[1]}; the kernels need {oldest} or later"

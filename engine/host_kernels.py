@@ -72,6 +72,10 @@ class HostKernels:
     def check_model(config: ModelConfig) -> None:
         """Any sizes will do."""
 
+    @staticmethod
+    def check_tree(n_nodes: int) -> None:
+        """Any number of nodes will do."""
+
     def launcher(self, cache: PagedCache) -> HostLauncher:
         """Of no use for the cache: what is launched here runs at once."""
         return HostLauncher(self)

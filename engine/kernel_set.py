@@ -171,6 +171,10 @@ class KernelSet(Protocol):
         """Raises UnsupportedError for sizes that the kernels cannot compute with."""
         ...
 
+    def check_tree(self, n_nodes: int) -> None:
+        """Raises TreeError for more nodes than the kernels can lay out."""
+        ...
+
     def launcher(self, cache: PagedCache) -> Launcher:
         """A session's own."""
         ...

@@ -154,6 +154,7 @@ class TreeSession:
         forward = self._opened("verify")
         trace = self._watched(trace)
         checks.rooted_tree(tree, self._rooted("verify"), forward.config.vocab_size)
+        forward.kernels.check_tree(len(tree))
         self._cache.check_room("verify", self.committed_len, len(tree))
 
         self._pending = None
@@ -225,6 +226,7 @@ class TreeSession:
         forward = self._opened("round")
         trace = self._watched(trace)
         checks.rooted_tree(tree, self._rooted("round"), forward.config.vocab_size)
+        forward.kernels.check_tree(len(tree))
         checks.emit_limit(limit)
         self._cache.check_room("round", self.committed_len, len(tree))
 

@@ -66,7 +66,8 @@ __device__ __forceinline__ float warp_max(float x) {
 
 // Kernels that are launched to overlap (cuda_launch.py) may start before the one ahead has ended.
 // Until this returns a block may read only what no kernel writes, and must write nothing; then the
-// writes of all kernels ahead are visible. Every block calls it.
+// writes of all kernels ahead are visible. Every block calls it that reads or writes anything, and at
+// least one block of a kernel does: the kernel behind waits for it, and so for all kernels ahead.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -23,8 +23,9 @@
 //
 // Why hidden slots cannot matter: tiles that reach past open_len select hidden scores to -inf after
 // the sum, and put 0 in the place of values that are not finite, and of rows from n_slots on, before
-// they are multiplied. A row that sees such a slot already has a score, and so a result, that is not
-// finite; slots from n_slots on are never loaded.
+// they are multiplied. A row that sees such a slot has a NaN score where the slot holds NaN, and so a
+// NaN result; of an infinity whose score is -inf nothing remains, in a tile that reaches past open_len.
+// Slots from n_slots on are never loaded.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
 // and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
@@ -157,12 +158,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-__device__ __forceinline__ void wait_for_previous_kernel() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-__device__ __forceinline__ void let_next_kernel_start() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 // From L2: not to be merged with, nor cached by, a read before the wait.
 __device__ __forceinline__ i64 read_now(const i64* at) {
     i64 x;
@@ -299,8 +294,8 @@ __device__ __forceinline__ void attend(
         }
         __syncwarp();
     }
-    wait_for_previous_kernel();
-    let_next_kernel_start();
+    wait_for_predecessor();
+    let_successor_start();
 
     i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
@@ -582,10 +577,10 @@ __device__ __forceinline__ void merge(
     // after they had waited for that.
     i64 cache_tiles = (*n_slots + KEYS - 1) / KEYS;
     bool padding = row >= *count * h;
-    let_next_kernel_start();  // which waits for the end of this one, and so for the splits'
+    let_successor_start();  // which waits for the end of this one, and so for the splits'
     int mine = row < heavy_rows ? splits : light_splits;
     int used = cache_tiles < mine ? (int)cache_tiles : mine;
-    wait_for_previous_kernel();
+    wait_for_predecessor();
     if (padding) return;
 
     const float2* stat = (const float2*)stats + (i64)row * splits;

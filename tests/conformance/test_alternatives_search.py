@@ -157,3 +157,46 @@ def test_more_choices_of_one_row_than_can_be_listed_are_no_end(
 
     assert search.run({}) is None
     assert not search.complete
+
+
+def test_what_is_not_finite_is_explained_by_none(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever could not be listed: it is no excuse for NaN."""
+    monkeypatch.setattr(alternatives_search, "admissible_choices", lambda *_: None)
+    search = bench.search({}, leak=np.nan)
+
+    assert search.run({}) is None
+    assert search.complete
+
+
+@pytest.mark.parametrize(("error", "explained"), [(61.1, False), (60.9, True)])
+def test_a_search_that_is_spent_knows_what_is_out_of_reach(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: float, explained: bool
+) -> None:
+    """Three choices, none of which moved anything by more than ten bounds: 1 + 2 * 3 * 10."""
+    search = bench.search({}, leak=1.0)
+
+    def spent(_: Choices) -> None:
+        search.start, search.furthest = (error, 3), 10.0
+        raise Spent
+
+    monkeypatch.setattr(search, "_run", spent)
+
+    if explained:
+        with pytest.raises(Spent):
+            search.run({})
+    else:
+        assert search.run({}) is None
+    assert search.out_of_reach is not explained
+
+
+def test_the_start_and_the_largest_effect_are_those_of_the_search(bench: Bench) -> None:
+    search = bench.search({}, leak=1e6)
+
+    assert search.run({}) is None
+    assert search.start is not None
+    assert search.start[0] > 1e6
+    assert search.start[1] >= 1
+    assert 0 < search.furthest
+    assert search.out_of_reach

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kdtr.contract import EngineError, UnsupportedError
+from kdtr.contract import DraftTree, EngineError, ModelConfig, TreeError, UnsupportedError
 from kdtr.engine import make_cuda_engine
+from kdtr.engine.cuda_kernels import MOST_NODES, CudaKernels
+from kdtr.engine.cuda_launcher import row_bucket
 from kdtr.engine.cuda_modules import Modules, import_cupy
+from kdtr.engine.model import TreeModel
 
 
 class CUDARuntimeError(Exception):
@@ -93,7 +97,7 @@ def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("dtype", "capability", "told"),
     [
-        ("float32", "75", "compute capability 7.5; the kernels need 8.0 or later"),
+        ("float32", "75", "compute capability 7.5; the kernels need 9.0 or later"),
         ("bfloat16", "89", "compute capability 8.9; the kernels need 9.0 or later"),
     ],
 )
@@ -134,3 +138,52 @@ def test_impossible_options_are_refused(options: dict[str, Any], told: str) -> N
         make_cuda_engine(**options)
 
     assert told == str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [("n_routed_experts", 514, 512), ("num_experts_per_tok", 17, 16), ("kv_lora_rank", 1025, 1024)],
+)
+def test_a_model_beyond_the_kernels_is_refused_by_field(
+    small: ModelConfig, field: str, value: int, most: int
+) -> None:
+    fitting = {"n_routed_experts": 64, "n_group": 1, "topk_group": 1}
+    config = small.replace(**{**fitting, field: value})
+
+    with pytest.raises(UnsupportedError) as refusal:
+        CudaKernels.check_model(config)
+
+    assert f"{field} = {value}; the CUDA kernels take at most {most}: use engine host" == str(
+        refusal.value
+    )
+
+
+def test_a_tree_beyond_the_kernels_is_refused_before_anything_is_lost() -> None:
+    CudaKernels.check_tree(9985)
+    with pytest.raises(TreeError) as refusal:
+        CudaKernels.check_tree(9986)
+
+    assert (
+        "a tree of 9986 nodes; the CUDA kernels lay out at most 9985: split it, or use engine host"
+    ) == str(refusal.value)
+    assert row_bucket(9985) == MOST_NODES
+
+
+def test_a_refused_tree_leaves_the_pending_verify(
+    load: Callable[..., TreeModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load()
+    session = model.open(max_len=20)
+    session.set_root(7)
+    tree = DraftTree((7, 1), (-1, 0))
+    verified = session.verify(tree)
+
+    def refuse(n_nodes: int) -> None:
+        raise TreeError("too many nodes")
+
+    monkeypatch.setattr(model._forward.kernels, "check_tree", refuse)
+    for verb in (session.verify, session.round):
+        with pytest.raises(TreeError, match="too many nodes"):
+            verb(tree)
+
+    assert session.accept(tree).bonus in verified.targets
