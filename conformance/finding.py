@@ -110,6 +110,23 @@ class Finding:
         return text
 
 
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One comparison, of all rows of a stage at a point: what reports and tables are made of.
+
+    rows      how many
+    headroom  the largest error as a fraction of its bound; None: compared exactly
+    same      False: a difference was found, which may be a near tie
+    """
+
+    point: str
+    stage: str
+    layer: int | None
+    rows: int
+    headroom: float | None
+    same: bool
+
+
 @dataclass(slots=True)
 class CaseResult:
     """One case in one mode: the verdict, and how much was compared.
@@ -121,6 +138,7 @@ class CaseResult:
     branched   of such a case: whether it has branches, which the one that blocks it has not
     not_checked  differences that thin choices of experts may explain, and too many to try
     excused_rows  rows that such a difference leaves unjudged
+    compared   every comparison with a recorded case, in order
     """
 
     bundle: str
@@ -138,6 +156,7 @@ class CaseResult:
     excused_rows: int = 0
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
 
     def saw(self, ratio: float) -> None:
         self.headroom = ratio if self.headroom is None else max(self.headroom, ratio)

@@ -20,7 +20,7 @@ from kdtr.conformance.compare import (
 from kdtr.conformance.diagnosis import diagnose
 from kdtr.conformance.diagnosis_scene import Hint, Key, Scene
 from kdtr.conformance.drive import Driver, Mode, Pin
-from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
+from kdtr.conformance.finding import CaseResult, Compared, Finding, Place, Verdict
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import Observation
@@ -341,7 +341,7 @@ class _CaseJudge:
         else:
             bound = at.shown.noise.bound(at.stage, at.layer, at.expected)
             comparison = compare_numeric(at.expected, judged, bound, at.stage.row_axes)
-        self._count(at.stage, at.expected, comparison)
+        self._count(at, comparison)
         return comparison
 
     def _pins(self, point: str) -> bool:
@@ -362,11 +362,16 @@ class _CaseJudge:
         self._result.unshown.add(stage.name)
         return True
 
-    def _count(self, stage: Stage, expected: np.ndarray, comparison: Comparison) -> None:
+    def _count(self, at: _At, comparison: Comparison) -> None:
+        rows = int(np.prod(at.expected.shape[: at.stage.row_axes], dtype=int))
         self._result.comparisons += 1
-        self._result.rows += int(np.prod(expected.shape[: stage.row_axes], dtype=int))
+        self._result.rows += rows
         if comparison.headroom is not None:
             self._result.saw(comparison.headroom)
+        same, headroom = comparison.difference is None, comparison.headroom
+        self._result.compared.append(
+            Compared(at.shown.point, at.stage.name, at.layer, rows, headroom, same)
+        )
 
     def _finding(self, at: _At, difference: Difference) -> Finding:
         parents = at.expectation.get("parents")

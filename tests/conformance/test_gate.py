@@ -337,3 +337,22 @@ def test_an_engine_without_stages_always_runs_as_it_ships(judge: Judge, small: P
 
     assert [] == gate.results
     assert not gate.passed
+
+
+def test_every_comparison_is_there_as_data(small: Path) -> None:
+    """What a report or a table is made of, beside the counts of the terminal."""
+    gate = run_gate(
+        load_engine("host"), [small], engine_name="host", selection=Selection(frozenset({"y"}))
+    )
+
+    for result in gate.results:
+        compared = result.compared
+        assert result.comparisons == len(compared)
+        assert result.rows == sum(one.rows for one in compared)
+        assert result.headroom == max(
+            (one.headroom for one in compared if one.headroom is not None), default=None
+        )
+        assert all(one.same for one in compared)
+    stepwise = next(result for result in gate.results if result.mode == "stepwise")
+    assert {"mask", "logits", "cache_c_kv"} <= {one.stage for one in stepwise.compared}
+    assert {0, None} <= {one.layer for one in stepwise.compared}
