@@ -76,7 +76,8 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     not_reached = f"{points(by_ties)} not reached because of near ties; " if by_ties else ""
     unchecked = sum(result.not_checked for result in gate.results)
     if unchecked:
-        not_reached += f"{unchecked} near ties not checked; "
+        ties = "near tie" if unchecked == 1 else "near ties"
+        not_reached += f"{unchecked} {ties} not checked; "
     return (
         f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
         f"{rows} rows in {seconds:.1f} s"

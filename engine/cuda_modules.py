@@ -49,9 +49,14 @@ def import_cupy() -> Any:
     try:
         n_devices = runtime.getDeviceCount()
     except runtime.CUDARuntimeError as error:
+        served = runtime.driverGetVersion()
+        if served == 0:
+            raise UnsupportedError(
+                f"engine cuda: CUDA finds no driver ({error}); use engine host"
+            ) from None
         raise UnsupportedError(
             f"engine cuda: CUDA finds no usable device ({error}). The driver serves CUDA "
-            f"{_version(runtime.driverGetVersion())}, CuPy was built for CUDA "
+            f"{_version(served)}, CuPy was built for CUDA "
             f"{_version(runtime.runtimeGetVersion())}; install the CuPy of your driver's major "
             "version, or use engine host"
         ) from None

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import kdtr.conformance
+from kdtr.contract import UnsupportedError
+from kdtr.engine.cuda_modules import import_cupy
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(kdtr.conformance.__file__).parent / "corpus"
@@ -50,6 +52,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="parts at a time; seconds then mix")
     parser.add_argument("--profile", default="ci", help="of Hypothesis, for the laws")
     args = parser.parse_args()
+    try:
+        head = _head()
+    except UnsupportedError as error:
+        sys.exit(f"gate-gpu: {error}")
     bad, rows = 0, []
     with ThreadPoolExecutor(args.jobs) as pool:
         for part in pool.map(_run, _parts(args)):
@@ -64,7 +70,7 @@ def main() -> int:
                 print(part.output[-6000:], flush=True)
     if not shutil.which("compute-sanitizer"):
         rows.append("| compute-sanitizer | not run: not installed | | |")
-    text = "\n".join([*_head(), *rows]) + "\n"
+    text = "\n".join([*head, *rows]) + "\n"
     print(text)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -160,8 +166,6 @@ def _said(output: str) -> str:
 
 
 def _head() -> list[str]:
-    from kdtr.engine.cuda_modules import import_cupy
-
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
     commit = subprocess.run(

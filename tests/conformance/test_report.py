@@ -234,8 +234,10 @@ def test_a_gate_of_near_ties_alone_says_why_it_fails() -> None:
     tie = replace(result("y", "round", Verdict.NEAR_TIE), not_checked=2)
 
     line = closing_line(GateResult([tie]), 2)
+    one = closing_line(GateResult([replace(tie, not_checked=1)]), 2)
 
     assert line.startswith(
         "\ngate FAILED: nothing was firmly asserted, as every case is a near tie, blocked or "
         "unsupported; judge more cases, or show expert_ids: 1 near tie; 2 near ties not checked; "
     )
+    assert "; 1 near tie not checked; " in one

@@ -29,6 +29,7 @@ def cupy(
     devices: int | Exception = 1,
     capability: str = "90",
     log: str = "",
+    driver: int = 11080,
 ) -> Any:
     """As much of CuPy as the refusals touch."""
 
@@ -48,7 +49,7 @@ def cupy(
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=count,
-        driverGetVersion=lambda: 11080,
+        driverGetVersion=lambda: driver,
         runtimeGetVersion=lambda: 12090,
     )
     return SimpleNamespace(
@@ -86,6 +87,14 @@ def test_a_driver_older_than_the_runtime(monkeypatch: pytest.MonkeyPatch) -> Non
         "). The driver serves CUDA 11.8, CuPy was built for CUDA 12.9; install the "
         "CuPy of your driver's major version, or use engine host"
     ) == refused(monkeypatch, cupy(devices=error))
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = CUDARuntimeError("cudaErrorInsufficientDriver: none")
+
+    assert (
+        "engine cuda: CUDA finds no driver (cudaErrorInsufficientDriver: none); use engine host"
+    ) == refused(monkeypatch, cupy(devices=error, driver=0))
 
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
