@@ -2,7 +2,7 @@
 
 Every buffer that a program allocates lies between two bands of a known byte, and holds NaN (as
 integers: -1) until a kernel writes it, in every replay of a graph anew. After each run the bands
-are compared. For gates and hunts, not for speed.
+are compared, and those beside the session's cache rows. For gates and hunts, not for speed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,27 @@ class Guard:
         memory.memset_async(_BAND_BYTE, _BAND, stream)
         (memory + _BAND).memset_async(_NAN_BYTE, size, stream)
         (memory + (_BAND + size)).memset_async(_BAND_BYTE, _BAND, stream)
-        self._allocated.append((memory, size))
+        self._allocated.append((memory + _BAND, size))
         return memory + _BAND
 
     def check(self) -> None:
         """Raises EngineError if a band was written; waits for the current stream."""
         self._cupy.cuda.get_current_stream().synchronize()
         for number, (memory, size) in enumerate(self._allocated):
-            for where, offset in (("before", 0), ("behind", _BAND + size)):
-                band = np.empty(_BAND, np.uint8)
-                (memory + offset).copy_to_host(band.ctypes.data, _BAND)
-                if (band != _BAND_BYTE).any():
-                    at = int(np.flatnonzero(band != _BAND_BYTE)[0])
-                    raise EngineError(
-                        f"a kernel wrote outside of its buffer: byte {at} of the {_BAND} {where} "
-                        f"buffer {number} of {size} bytes, in the order of allocation"
-                    )
+            check_bands(memory, size, f"buffer {number}, in the order of allocation,")
+
+
+def check_bands(memory: Any, size: int, what: str) -> None:
+    """Raises EngineError if a band beside `size` bytes of a Guard's was written.
+
+    The stream that wrote must have come to its end.
+    """
+    for where, offset in (("before", -_BAND), ("behind", size)):
+        band = np.empty(_BAND, np.uint8)
+        (memory + offset).copy_to_host(band.ctypes.data, _BAND)
+        if (band != _BAND_BYTE).any():
+            at = int(np.flatnonzero(band != _BAND_BYTE)[0])
+            raise EngineError(
+                f"a kernel wrote outside of its buffer: byte {at} of the {_BAND} {where} "
+                f"{what} of {size} bytes"
+            )

@@ -11,6 +11,14 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 _STATIC_LIMIT = 48 * 1024  # bytes of shared memory that need no attribute
 
 
+class LaunchError(RuntimeError):
+    """The driver refused a launch; `status` is its CUresult."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
@@ -41,7 +49,7 @@ def launch(
     arguments  arrays (None: a null pointer), int as 32 bits, or ctypes values
     overlap    the kernel may start before the one ahead of it has ended, and itself waits for it
                before it reads anything (griddepcontrol.wait)
-    Raises RuntimeError when the driver refuses.
+    Raises LaunchError when the driver refuses.
     """
     import cupy
 
@@ -63,9 +71,10 @@ def launch(
         ctypes.byref(config), ctypes.c_void_p(kernel.kernel.ptr), pointers, None
     )
     if status:
-        raise RuntimeError(
+        raise LaunchError(
             f"launch of {kernel.name} with grid {grid}, block {block}, {shared} bytes of shared "
-            f"memory failed: CUDA driver error {status}"
+            f"memory failed: CUDA driver error {status}, {_error_name(status)}",
+            status,
         )
 
 
@@ -77,6 +86,12 @@ def _argument(argument: Any) -> Any:
     if isinstance(argument, ctypes._SimpleCData):
         return argument
     return ctypes.c_void_p(argument.data.ptr)
+
+
+def _error_name(status: int) -> str:
+    name = ctypes.c_char_p()
+    _driver().cuGetErrorName(status, ctypes.byref(name))
+    return (name.value or b"which has no name").decode()
 
 
 @cache

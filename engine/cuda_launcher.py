@@ -19,12 +19,15 @@ from kdtr.contract import SILENT, STAGE, Array, Trace
 from kdtr.engine.kernel_set import Rows
 
 if TYPE_CHECKING:
-    from kdtr.engine.cuda_kernels import CudaKernels, Graph
+    from kdtr.engine.cuda_graphs import Graph
+    from kdtr.engine.cuda_kernels import CudaKernels
+    from kdtr.engine.paging import PagedCache
 
 T = TypeVar("T")
 
 _ROW_BUCKETS = (1, 5, 9, 17, 33, 65, 129)  # then multiples of 128, plus the root
 _LEAST_SLOTS = 256
+_MOST_GRAPHS = 32  # of a session; each holds the buffers of its own
 _HEADER = 4  # count, committed_len, n_slots, max_emitted
 _NOTHING = -1
 
@@ -37,6 +40,9 @@ class _Key(NamedTuple):
     max_slots: int
     n_stops: int
     traced: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.n} rows over up to {self.max_slots} slots"
 
 
 class _Captured(NamedTuple):
@@ -62,17 +68,19 @@ def slot_bucket(n_slots: int) -> int:
 class CudaLauncher:
     """A `Launcher` of one session.
 
-    warm  shapes that some session of this engine has run, which are captured at once; None: nothing
-          is captured
+    cache  that its graphs hold the addresses of
+    warm   shapes that some session of the same model has run, which are captured at once; None:
+           nothing is captured
     """
 
     row_bucket = staticmethod(row_bucket)
 
-    def __init__(self, kernels: CudaKernels, warm: set[_Key] | None) -> None:
+    def __init__(self, kernels: CudaKernels, cache: PagedCache, warm: set[_Key] | None) -> None:
         self._kernels = kernels
+        self._cache = cache
         self._warm = warm
         self._inboxes: dict[tuple[int, int], Array] = {}
-        self._graphs: dict[_Key, _Captured] = {}
+        self._graphs: dict[_Key, _Captured] = {}  # the one used longest ago first
         self._extent = (0, 0)  # rows that count and slots they may see, of what was staged last
 
     def stage(
@@ -85,6 +93,7 @@ class CudaLauncher:
         max_emitted: int = 1,
     ) -> Rows:
         """One copy to the device, into the inbox of the bucket; a tree is padded."""
+        self._forget_outgrown(slot_bucket(committed_len + 1))
         count = len(tokens)
         n = count if parents is None else self.row_bucket(count)
         n_stops = len(stop_tokens) and max(8, 1 << (len(stop_tokens) - 1).bit_length())
@@ -119,14 +128,14 @@ class CudaLauncher:
         key = _Key(name, rows.n, rows.max_slots, len(rows.stop_tokens), trace is not SILENT)
         if rows.parents is None or self._warm is None or key not in self._warm:
             shown: list[tuple[str, int | None, Array]] = []
-            result = self._kernels.launch(program, _collecting(shown, trace))
+            result = self._kernels.launch(program, _collecting(shown, trace), key)
             if self._warm is not None:
                 self._warm.add(key)
         else:
-            if key not in self._graphs:
-                self._graphs[key] = self._capture(program, trace)
-            graph, shown = self._graphs[key]
-            result = self._kernels.replay(graph)
+            graph, shown = self._graph(key, program, trace)
+            result = self._kernels.replay(graph, key)
+        if self._kernels.guarded:
+            self._kernels.check_rows(self._cache.rows)
         for stage, layer, array in shown:
             trace(stage, layer, self._without_padding(stage, array, extent))
         return result
@@ -146,9 +155,27 @@ class CudaLauncher:
             self._kernels.overwrite(inbox, host)
         return inbox
 
-    def _capture(self, program: Callable[[Trace], Any], trace: Trace) -> _Captured:
+    def _graph(self, key: _Key, program: Callable[[Trace], Any], trace: Trace) -> _Captured:
+        """The key's, as the one used last; captured now, if it is new."""
+        captured = self._graphs.pop(key, None) or self._capture(key, program, trace)
+        while len(self._graphs) >= _MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[key] = captured
+        return captured
+
+    def _capture(self, key: _Key, program: Callable[[Trace], Any], trace: Trace) -> _Captured:
         shown: list[tuple[str, int | None, Array]] = []
-        return _Captured(self._kernels.capture(program, _collecting(shown, trace)), shown)
+
+        def captured() -> Any:
+            shown.clear()
+            return program(_collecting(shown, trace))
+
+        return _Captured(self._kernels.capture(captured, key), shown)
+
+    def _forget_outgrown(self, least: int) -> None:
+        """Graphs of smaller slot buckets: L grows, and after a reset they are captured anew."""
+        for key in [key for key in self._graphs if key.max_slots < least]:
+            del self._graphs[key]
 
     def _without_padding(self, stage: str, array: Array, extent: tuple[int, int]) -> np.ndarray:
         """The rows that count, and the slots they may see (PAD-1)."""

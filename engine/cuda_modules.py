@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kdtr.contract import EngineError, UnsupportedError
+from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
 
 KERNELS = Path(__file__).with_name("kernels")
 
@@ -66,7 +67,11 @@ def import_cupy() -> Any:
 
 
 class Modules:
-    """Kernels by file and name, for the current device."""
+    """Kernels by file and name, for the current device.
+
+    Raises UnsupportedError for a device that is too old, EngineError for a kernel that does not
+    compile or load, MemoryError without room for it.
+    """
 
     def __init__(self, cupy: Any, dtype: str) -> None:
         device = cupy.cuda.Device()
@@ -90,12 +95,20 @@ class Modules:
     @staticmethod
     def _compiled(cupy: Any, name: str, dtype: str, capability: tuple[int, int]) -> Any:
         module = cupy.RawModule(code=(KERNELS / f"{name}.cu").read_text(), options=options(dtype))
+        what = f"kernels/{name}.cu, sm_{capability[0]}{capability[1]}, dtype = {dtype!r}"
         try:
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
+            raise EngineError(f"{what}: does not compile:\n{error}") from None
+        except cupy.cuda.driver.CUDADriverError as error:
+            if ran_out(cupy, error):
+                raise memory_error(cupy, error, what, CLOSE) from None
+            runtime = cupy.cuda.runtime
             raise EngineError(
-                f"kernels/{name}.cu does not compile for sm_{capability[0]}{capability[1]} with "
-                f"dtype = {dtype!r}:\n{error}"
+                f"{what}: compiles, and the driver does not load it ({error}). The driver serves "
+                f"CUDA {_version(runtime.driverGetVersion())}, CuPy was built for CUDA "
+                f"{_version(runtime.runtimeGetVersion())}; install a driver as new as CuPy, or a "
+                "CuPy that knows the device"
             ) from None
         return module
 

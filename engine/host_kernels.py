@@ -76,8 +76,8 @@ class HostKernels:
     def check_tree(n_nodes: int) -> None:
         """Any number of nodes will do."""
 
-    def launcher(self, cache: PagedCache) -> HostLauncher:
-        """Of no use for the cache: what is launched here runs at once."""
+    def launcher(self, cache: PagedCache, config: ModelConfig) -> HostLauncher:
+        """The same for all: what is launched here runs at once."""
         return HostLauncher(self)
 
     def over(self, rows: Rows) -> HostKernels:

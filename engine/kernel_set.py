@@ -175,8 +175,8 @@ class KernelSet(Protocol):
         """Raises TreeError for more nodes than the kernels can lay out."""
         ...
 
-    def launcher(self, cache: PagedCache) -> Launcher:
-        """A session's own."""
+    def launcher(self, cache: PagedCache, config: ModelConfig) -> Launcher:
+        """A session's own, for forwards of a model of this configuration over this cache."""
         ...
 
     def over(self, rows: Rows) -> KernelSet:

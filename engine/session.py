@@ -58,7 +58,7 @@ class TreeSession:
     def __init__(self, forward: Forward, cache: PagedCache) -> None:
         self._forward: Forward | None = forward  # None once closed
         self._cache = cache
-        self._launcher = forward.kernels.launcher(cache)
+        self._launcher = forward.kernels.launcher(cache, forward.config)
         self._tokens: list[int] = []  # committed
         self._positions: list[int] = []  # of the committed tokens
         self._root: int | None = None

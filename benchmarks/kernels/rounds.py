@@ -89,19 +89,19 @@ def _launches() -> list[str]:
         for n in (1, 5, 17, 65):
             session = model.open(max_len=1500)
             session.prefill(PROMPT)
-            kernels, stream = model._forward.kernels, model._forward.kernels._stream
+            kernels, stream = model._forward.kernels, model._forward.kernels.turn.stream
             session.round(_chain(session, n))
             with _counted(kernels) as launched:
                 session.round(_chain(session, n))  # captured now, if the first was not
-            (graph,) = [
-                one.graph
+            ((key, graph),) = [
+                (key, one.graph)
                 for key, one in session._launcher._graphs.items()
                 if key.name == "round" and key.n == row_bucket(n)
             ]
             host = []
             for _ in range(50):
                 start = time.perf_counter()
-                kernels.replay(graph)
+                kernels.replay(graph, key)
                 host.append(time.perf_counter() - start)
                 stream.synchronize()
             begin, end = cupy.cuda.Event(), cupy.cuda.Event()

@@ -11,9 +11,10 @@ import pytest
 
 from kdtr.contract import DraftTree, EngineError, ModelConfig, TreeError, UnsupportedError
 from kdtr.engine import make_cuda_engine
-from kdtr.engine.cuda_kernels import MOST_NODES, CudaKernels
+from kdtr.engine.cuda_kernels import CudaKernels
 from kdtr.engine.cuda_launcher import row_bucket
 from kdtr.engine.cuda_modules import Modules, import_cupy
+from kdtr.engine.cuda_shared import MOST_NODES
 from kdtr.engine.model import TreeModel
 
 
@@ -127,7 +128,7 @@ def test_a_kernel_that_does_not_compile_is_named_with_file_and_line() -> None:
         Modules(cupy(log="rows.cu(12): error: expected a ;"), "float32")
 
     assert (
-        "kernels/rows.cu does not compile for sm_90 with dtype = 'float32':\n"
+        "kernels/rows.cu, sm_90, dtype = 'float32': does not compile:\n"
         "rows.cu(12): error: expected a ;"
     ) == str(refusal.value)
 

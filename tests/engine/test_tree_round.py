@@ -42,7 +42,7 @@ def test_nothing_comes_to_the_host_before_the_commit(
     )
     cache = PagedCache(kernels, small, capacity=9, page_size=2)
     cache.map_slots(4)
-    launcher = kernels.launcher(cache)
+    launcher = kernels.launcher(cache, small)
     rows = launcher.stage(0, TREE.tokens, TREE.parents, max_emitted=4)
     kernels.calls.clear()
 

@@ -356,7 +356,7 @@ def test_attention(
     same = pair.cuda.read_rows(caches[0], length + n)[1]  # norms round in their last bit
     pair.host.append_latents(caches[1], 1, slots, same[:, :c], same[:, c:])
     for kernels, cache in zip((pair.cuda, pair.host), caches, strict=True):
-        rows = kernels.launcher(cache).stage(length, [0] * n, parents)
+        rows = kernels.launcher(cache, config).stage(length, [0] * n, parents)
         over = kernels.over(rows)
         _, block = over.tree_layout(rows.parents, rows.committed_len)
         visibility = Visibility(rows.committed_len, block)

@@ -1,0 +1,190 @@
+"""The device that an engine computes on: one stream, whose turn it is there, and launches.
+
+All operations of a kernel set run on one stream of one device, in the order in which they are
+called: scratch counters and graphs rely on it (`cuda_linear.arrived`). A graph cannot be captured
+on the default stream; and what another thread launched on a stream while it is captured would
+become part of the graph. So whoever operates takes the turn: the device that was current when the
+engine was made and its stream are current meanwhile, whatever the caller has made current, and
+other threads wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from threading import RLock
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kdtr.contract import Array
+from kdtr.engine import cuda_attention, cuda_linear
+from kdtr.engine.cuda_guard import Guard
+from kdtr.engine.cuda_launch import launch
+from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
+from kdtr.engine.cuda_modules import Modules, import_cupy
+from kdtr.engine.kernel_set import DeviceInt, Rows
+from kdtr.engine.paging import PagedCache
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+BLOCK = 256
+
+
+class Turn:
+    """The device and the stream, as a context that one thread has at a time; it may have it again.
+
+    Entering says whether it is the outermost one.
+    """
+
+    def __init__(self, cupy: Any) -> None:
+        self.device = cupy.cuda.Device()
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._lock = RLock()
+        self._depth = 0
+
+    def __enter__(self) -> bool:
+        self._lock.acquire()
+        if not self._depth:
+            try:
+                self.device.__enter__()
+                self.stream.__enter__()
+            except BaseException:
+                self._lock.release()
+                raise
+        self._depth += 1
+        return self._depth == 1
+
+    def __exit__(self, *exception: Any) -> None:
+        self._depth -= 1
+        try:
+            if not self._depth:
+                self.stream.__exit__(*exception)
+                self.device.__exit__(*exception)
+        finally:
+            self._lock.release()
+
+
+def in_turn(operation: Operation) -> Operation:
+    """The operation has the turn while it runs; memory that runs out is told, under its name."""
+
+    @wraps(operation)
+    def run(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
+        with self.turn as outermost:
+            try:
+                return operation(self, *args, **kwargs)
+            except Exception as error:
+                # Within another operation that one knows what it was for.
+                if not outermost or not ran_out(self._cupy, error):
+                    raise
+                what = operation.__name__.strip("_").replace("_", " ")
+                raise memory_error(self._cupy, error, what, CLOSE) from None
+
+    return run  # type: ignore[return-value]
+
+
+def launching(operation: Operation) -> Operation:
+    """`in_turn`, for what launches kernels: outside of a program it is guarded by itself."""
+
+    @wraps(operation)
+    def run(self: CudaDevice, *args: Any, **kwargs: Any) -> Any:
+        with self.turn as outermost:
+            if outermost and self.guarded:
+                return self._under_guard(lambda: operation(self, *args, **kwargs))
+            return operation(self, *args, **kwargs)
+
+    return in_turn(run)  # type: ignore[return-value]
+
+
+class CudaDevice:
+    """What the operations of a kernel set share. `rows` is set by `over`.
+
+    guarded  whether buffers lie between guard bands that are compared after each run
+    Raises UnsupportedError without a usable device, EngineError for a kernel that does not compile
+    or load, MemoryError without room for the kernels.
+    """
+
+    def __init__(self, dtype: str, *, guarded: bool) -> None:
+        self._cupy = import_cupy()
+        self._modules = Modules(self._cupy, dtype)
+        self._real = np.dtype(np.float32 if dtype == "float32" else np.uint16)
+        self.guarded = guarded
+        self.turn = Turn(self._cupy)
+        self._rows: Rows | None = None
+        self._ones: dict[int, Array] = {}
+        self._reset_counters()
+        properties = self._cupy.cuda.runtime.getDeviceProperties(self.turn.device.id)
+        self.device = properties["name"].decode()
+
+    @in_turn
+    def _reset_counters(self) -> None:
+        """Of this stream, before a graph's memory could hold them.
+
+        They are kept by the stream's address. One that is gone may have had the same, and have left
+        off in the middle of a launch.
+        """
+        self.turn.device.synchronize()
+        counters = cuda_linear.arrived()
+        counters.data.memset_async(0, counters.nbytes, self.turn.stream)
+
+    @contextmanager
+    def _needing(self, what: str, lower: str) -> Iterator[None]:
+        """Memory that runs out within is told as what was asked for this."""
+        try:
+            yield
+        except Exception as error:
+            if not ran_out(self._cupy, error):
+                raise
+            raise memory_error(self._cupy, error, what, lower) from None
+
+    def _launch(
+        self,
+        file: str,
+        name: str,
+        grid: tuple[int, int, int],
+        block: int,
+        *arguments: Any,
+        shared: int = 0,
+    ) -> None:
+        launch(self._modules.kernel(file, name), grid, block, shared, arguments, overlap=True)
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._cupy.empty(shape, dtype)
+
+    def _under_guard(self, compute: Callable[[], Any]) -> Any:
+        guard = Guard(self._cupy, self._cupy.get_default_memory_pool().malloc)
+        with self._cupy.cuda.using_allocator(guard.malloc):
+            result = compute()
+        guard.check()
+        return result
+
+    def _bound(self) -> Rows:
+        assert self._rows is not None, "an operation over rows, outside of `over`"
+        return self._rows
+
+    def _count(self, n: int) -> DeviceInt:
+        """Rows that count: of the rows bound, or all n."""
+        if self._rows is not None and self._rows.n == n:
+            return self._rows.count
+        if n not in self._ones:
+            self._ones[n] = self._uploaded(np.array([n], np.int64))
+        return self._ones[n]
+
+    def _uploaded(self, host: np.ndarray) -> Array:
+        array = self._empty(host.shape, host.dtype)
+        array.set(np.ascontiguousarray(host))
+        return array
+
+    def _swizzled(self, cache: PagedCache) -> bool:
+        """Whether rows are stored as the tensor cores' attention loads them."""
+        sizes = cache.latent_len, cache.rows.shape[-1] - cache.latent_len
+        fast = sizes == (cuda_attention.SWIZZLED_LATENT, cuda_attention.SWIZZLED_ROPE)
+        whole_tiles = cache.page_size % cuda_attention.TILE == 0
+        return bool(self._real == np.uint16 and fast and whole_tiles)
+
+
+def i64(*numbers: int) -> list[ctypes.c_longlong]:
+    """Arguments of 64 bits."""
+    return [ctypes.c_longlong(number) for number in numbers]
