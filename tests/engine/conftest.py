@@ -7,6 +7,7 @@ at most k u of the sum of their magnitudes, and the layers' errors add up in the
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from kdtr.contract import LogicalCache, ModelConfig, tensor_shapes
 from kdtr.engine import make_engine
 from kdtr.engine.model import TreeModel
 from kdtr.engine.session import TreeSession
+
+# So that tests find cuda_stand_in.py, and on any machine the faults that a GPU's tests plant.
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parent / "gpu")]
 
 UNIT_ROUNDOFF = 2.0**-24
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cuda_stand_in import CompileException, CUDADriverError, CUDARuntimeError, StandIn
 
 from kdtr.contract import DraftTree, EngineError, ModelConfig, TreeError, UnsupportedError
 from kdtr.engine import make_cuda_engine
@@ -16,51 +16,6 @@ from kdtr.engine.cuda_launcher import row_bucket
 from kdtr.engine.cuda_modules import Modules, import_cupy
 from kdtr.engine.cuda_shared import MOST_NODES
 from kdtr.engine.model import TreeModel
-
-
-class CUDARuntimeError(Exception):
-    pass
-
-
-class CompileException(Exception):
-    pass
-
-
-def cupy(
-    devices: int | Exception = 1,
-    capability: str = "90",
-    log: str = "",
-    driver: int = 11080,
-) -> Any:
-    """As much of CuPy as the refusals touch."""
-
-    def count() -> int:
-        if isinstance(devices, Exception):
-            raise devices
-        return devices
-
-    class RawModule:
-        def __init__(self, **_: Any) -> None:
-            pass
-
-        def compile(self) -> None:
-            if log:
-                raise CompileException(log)
-
-    runtime = SimpleNamespace(
-        CUDARuntimeError=CUDARuntimeError,
-        getDeviceCount=count,
-        driverGetVersion=lambda: driver,
-        runtimeGetVersion=lambda: 12090,
-    )
-    return SimpleNamespace(
-        RawModule=RawModule,
-        cuda=SimpleNamespace(
-            runtime=runtime,
-            Device=lambda: SimpleNamespace(compute_capability=capability),
-            compiler=SimpleNamespace(CompileException=CompileException),
-        ),
-    )
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, module: Any) -> str:
@@ -87,7 +42,7 @@ def test_a_driver_older_than_the_runtime(monkeypatch: pytest.MonkeyPatch) -> Non
         "engine cuda: CUDA finds no usable device (cudaErrorInsufficientDriver: CUDA driver is old"
         "). The driver serves CUDA 11.8, CuPy was built for CUDA 12.9; install the "
         "CuPy of your driver's major version, or use engine host"
-    ) == refused(monkeypatch, cupy(devices=error))
+    ) == refused(monkeypatch, StandIn(devices=error, driver=11080))
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +50,12 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert (
         "engine cuda: CUDA finds no driver (cudaErrorInsufficientDriver: none); use engine host"
-    ) == refused(monkeypatch, cupy(devices=error, driver=0))
+    ) == refused(monkeypatch, StandIn(devices=error, driver=0))
 
 
 def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "engine cuda: this machine has no CUDA device; use engine host" == refused(
-        monkeypatch, cupy(devices=0)
+        monkeypatch, StandIn(devices=0)
     )
 
 
@@ -113,23 +68,36 @@ def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_device_that_is_too_old(dtype: str, capability: str, told: str) -> None:
     with pytest.raises(UnsupportedError) as refusal:
-        Modules(cupy(capability=capability), dtype)
+        Modules(StandIn(capability=capability), dtype)
 
     assert f"engine cuda, dtype = {dtype!r}: this device has {told}" == str(refusal.value)
 
 
 @pytest.mark.parametrize("capability", ["90", "100", "120"])
 def test_capabilities_of_two_and_three_digits(capability: str) -> None:
-    Modules(cupy(capability=capability), "bfloat16")
+    Modules(StandIn(capability=capability), "bfloat16")
 
 
 def test_a_kernel_that_does_not_compile_is_named_with_file_and_line() -> None:
     with pytest.raises(EngineError) as refusal:
-        Modules(cupy(log="rows.cu(12): error: expected a ;"), "float32")
+        Modules(StandIn(on_load=CompileException("rows.cu(12): error: expected a ;")), "float32")
 
     assert (
         "kernels/rows.cu, sm_90, dtype = 'float32': does not compile:\n"
         "rows.cu(12): error: expected a ;"
+    ) == str(refusal.value)
+
+
+def test_a_kernel_that_the_driver_does_not_load_names_both_versions() -> None:
+    """A device that the compiler did not know, or a driver that is older than the compiler."""
+    error = CUDADriverError("CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image")
+    with pytest.raises(EngineError) as refusal:
+        Modules(StandIn(capability="120", on_load=error), "bfloat16")
+
+    assert (
+        "kernels/rows.cu, sm_120, dtype = 'bfloat16': compiles, and the driver does not load it "
+        "(CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image). The driver serves CUDA 12.8, CuPy was "
+        "built for CUDA 12.9; install a driver as new as CuPy, or a CuPy that knows the device"
     ) == str(refusal.value)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,6 @@ from kdtr.contract import ModelConfig, UnsupportedError
 from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_modules import import_cupy
 from kdtr.engine.model import TreeModel
-
-# So that `cuda_faults:make_engine` is an engine by name, and a check can be used on a faulty one.
-sys.path.append(str(Path(__file__).parent))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kdtr.contract import ModelConfig
+from kdtr.engine.cuda_launcher import CudaLauncher
 from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.paging import PagedCache
 
@@ -99,7 +100,7 @@ def test_attention_reads_the_far_end(cuda_sets: dict[str, Any], cache: PagedCach
         [kernels.to_host(latents.c_kv), kernels.to_host(latents.k_pe)], axis=1
     ).astype(np.float64)
     query = stored(rng, 1, 4, C + R) * np.float32(0.125)
-    rows = kernels.launcher(cache, config).stage(7, [0], (-1,))
+    rows = CudaLauncher(kernels, cache, None).stage(7, [0], (-1,))
     over = kernels.over(rows)
     _, block = over.tree_layout(rows.parents, rows.committed_len)
     on_device = kernels.upload_weight(query)
@@ -142,11 +143,11 @@ def test_row_times_stride_beyond_2_31(cuda_sets: dict[str, Any]) -> None:
     check_far_rows(cuda_sets["bfloat16"])
 
 
-def test_positions_of_128k_and_beyond(cuda_sets: dict[str, Any], small: ModelConfig) -> None:
+def test_positions_of_128k_and_beyond(cuda_sets: dict[str, Any]) -> None:
     """A tree at L = 131,071 and at 3,000,000: positions, slots and angles."""
     kernels = cuda_sets["float32"]
     for length in (131_071, 3_000_000):
-        rows = kernels.launcher(cache, small).stage(length, [0] * 4, (-1, 0, 0, 2))
+        rows = CudaLauncher(kernels, None, None).stage(length, [0] * 4, (-1, 0, 0, 2))
         positions, _ = kernels.over(rows).tree_layout(rows.parents, rows.committed_len)
         assert [length, length + 1, length + 1, length + 2] == kernels.to_host(positions)[
             :4

@@ -1,0 +1,103 @@
+"""Whose turn it is on the device: the engine's own device and stream, one thread at a time."""
+
+from __future__ import annotations
+
+import sys
+from threading import Event, Thread
+
+import numpy as np
+import pytest
+from cuda_stand_in import StandIn
+
+from kdtr.contract import SILENT
+from kdtr.engine.cuda_device import Turn
+from kdtr.engine.cuda_kernels import CudaKernels
+from kdtr.engine.cuda_launcher import _Key
+
+NAMED = _Key("round", 1, 256, 0, False)
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    module = StandIn()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def test_an_operation_runs_on_the_engines_device_and_stream(cupy: StandIn) -> None:
+    """Whatever is current where it is called from, and that is current again afterwards."""
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    cupy.events.clear()
+
+    kernels.upload(np.zeros(3))
+
+    assert ["enter device", "enter stream", "leave stream", "leave device"] == cupy.events
+
+
+def test_operations_of_a_program_are_of_its_turn(cupy: StandIn) -> None:
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    cupy.events.clear()
+
+    kernels.launch(lambda _: kernels.upload(np.zeros(3)), SILENT, NAMED)
+
+    assert ["enter device", "enter stream", "leave stream", "leave device"] == cupy.events
+
+
+def test_no_thread_launches_while_another_captures(cupy: StandIn) -> None:
+    """What it launched on the stream would be part of the graph."""
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    begun, order = Event(), []
+
+    def other() -> None:
+        begun.wait()
+        kernels.upload(np.zeros(3))
+        order.append("the other's")
+
+    thread = Thread(target=other)
+    thread.start()
+
+    def program() -> None:
+        begun.set()
+        thread.join(timeout=0.2)  # long enough to get in, if it could
+        order.append("captured")
+
+    kernels.capture(program, NAMED)
+    thread.join()
+
+    assert ["captured", "the other's"] == order
+
+
+def test_the_turn_is_given_back_after_an_error(cupy: StandIn) -> None:
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    with pytest.raises(ZeroDivisionError):
+        kernels.launch(lambda _: 1 // 0, SILENT, NAMED)
+
+    thread = Thread(target=lambda: kernels.upload(np.zeros(3)))
+    thread.start()
+    thread.join(timeout=10)
+
+    assert not thread.is_alive()
+
+
+def test_a_device_that_cannot_be_made_current_leaves_the_turn_free(cupy: StandIn) -> None:
+    turn = Turn(cupy)
+
+    def fail() -> None:
+        raise RuntimeError("no such device any more")
+
+    turn.device.__class__ = type("Lost", (), {"__enter__": lambda self: fail()})
+    with pytest.raises(RuntimeError, match="no such device"), turn:
+        pass
+
+    assert turn._lock.acquire(blocking=False)
+    assert 0 == turn._depth
+
+
+def test_counters_of_an_engine_begin_at_zero(cupy: StandIn) -> None:
+    """Those of a stream that had the same address may have been left in the middle of a launch."""
+    for _ in range(2):
+        CudaKernels("bfloat16", graphs=True, guarded=False)
+
+    waited = cupy.events.index("wait for device")
+    assert 2 == cupy.events.count("counters")
+    assert waited < cupy.events.index("counters")
