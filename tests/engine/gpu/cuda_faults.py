@@ -1,5 +1,5 @@
 """The CUDA engine with one fault that only such an engine can have: of captured and padded buffers,
-of the merge of splits, of integer width. Each is a fault that a real engine had.
+of the merge of splits, of counters between blocks, of integer width.
 
 `cuda_faults:make_engine` with the option `fault` is such an engine. A fault is a change of a
 kernel's text, compiled like the honest one, or of what the launcher stages.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.engine import cuda_modules, make_cuda_engine
+from kdtr.engine import cuda_attention, cuda_modules, make_cuda_engine
 from kdtr.engine.cuda_launcher import CudaLauncher
 
 
@@ -27,12 +27,14 @@ class CudaFault:
 
     seen_at              none: a test of its own shows it
     file, before, after  a kernel's text; "" for a fault of the launcher
+    fast                 of a kernel that bfloat16 and the sizes of cuda_models.NARROW take
     """
 
     seen_at: frozenset[str]
     file: str = ""
     before: str = ""
     after: str = ""
+    fast: bool = False
 
 
 FAULTS: dict[str, CudaFault] = {
@@ -89,6 +91,78 @@ FAULTS: dict[str, CudaFault] = {
         "for (int j = 0, s = (int)(clock64() % splits), i; i = (j + s) % splits, j < splits; ++j)\n"
         "            sum = fmaf(expf(top[i * n_rows + row]",
     ),
+    # The same in the tensor cores' attention
+    "fast_weights_in_the_wrong_base": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "float weight = exp2_fast(its[b].x - top);",
+        "float weight = expf(its[b].x - top);",
+        fast=True,
+    ),
+    "fast_last_split_is_lost": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "int used = cache_tiles < mine ? (int)cache_tiles : mine;",
+        "int used = cache_tiles < mine ? max(1, (int)cache_tiles - 1) : mine;",
+        fast=True,
+    ),
+    "fast_empty_splits_are_merged": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "int used = cache_tiles < mine ? (int)cache_tiles : mine;",
+        "int used = mine;",
+        fast=True,
+    ),
+    "fast_norm_of_the_first_part_alone": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "norm += norms[i];",
+        "",
+        fast=True,
+    ),
+    "fast_light_rows_merge_all_splits": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "int mine = row < heavy_rows ? splits : light_splits;",
+        "int mine = splits;",
+        fast=True,
+    ),
+    "fast_light_blocks_skip_tiles": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_mma",
+        "score_stride, out, light_splits); ",
+        "score_stride, out, gridDim.y);    ",
+        fast=True,
+    ),
+    # Counters between the blocks of a launch
+    "counter_of_a_tile_is_not_reset": CudaFault(
+        frozenset({"q_nope", "q_pe"}),
+        "linear",
+        "if (is_last) *counter = 0;",
+        "",
+        fast=True,
+    ),
+    "all_tiles_have_one_counter": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear",
+        "int* counter = arrived + blockIdx.z * gridDim.x + blockIdx.x;",
+        "int* counter = arrived;",
+        fast=True,
+    ),
+    "first_block_is_taken_for_the_last": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear",
+        "is_last = atomicAdd(counter, 1) == PARTS - 1;",
+        "is_last = atomicAdd(counter, 1) == 0;",
+        fast=True,
+    ),
+    "counter_of_the_router_is_not_reset": CudaFault(
+        frozenset({"mlp_out", "logits", "q_nope", "q_pe", "root", "targets"}),
+        "experts",
+        "if (is_last) *arrived = 0;",
+        "",
+        fast=True,
+    ),
     # Integer width
     "ancestors_in_one_word": CudaFault(
         frozenset({"mask"}),
@@ -111,29 +185,43 @@ FAULTS: dict[str, CudaFault] = {
 }
 
 
-def make_engine(fault: str, dtype: str = "float32", **options: Any) -> Any:
-    """Splits of 5 slots and pages of 3: every case has several of both."""
+def make_engine(
+    fault: str, dtype: str = "float32", splits: tuple[int, int] | None = None, **options: Any
+) -> Any:
+    """Splits of 5 slots and pages of 3: every case has several of both.
+
+    fault   "none" is the honest engine
+    splits  of the tensor cores' attention, all and light, instead of its own choice
+    """
+    if splits:
+        assert callable(cuda_attention.choose_splits)
+        cuda_attention.choose_splits = lambda *_: cuda_attention.Splits(*splits)
     with faulty_kernels(fault):
         engine = make_cuda_engine(**{"page_size": 3, "split_size": 5, "dtype": dtype, **options})
-    if not FAULTS[fault].file:
+    if fault in _PLANTS:
         _PLANTS[fault](engine)
     return engine
+
+
+def faulty_text(fault: str, kernels: Path) -> str:
+    """The file of a fault of a kernel, changed."""
+    planted = FAULTS[fault]
+    text = (kernels / f"{planted.file}.cu").read_text()
+    assert 1 == text.count(planted.before), f"{fault}: {planted.file}.cu has changed"
+    return text.replace(planted.before, planted.after)
 
 
 @contextmanager
 def faulty_kernels(fault: str) -> Iterator[None]:
     """Engines that are made inside compile the changed text."""
-    planted = FAULTS[fault]
-    if not planted.file:
+    file = FAULTS[fault].file if fault in FAULTS else ""
+    if not file:
         yield
         return
     honest = cuda_modules.KERNELS
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(shutil.copytree(honest, Path(folder) / "kernels"))
-        path = copied / f"{planted.file}.cu"
-        text = path.read_text()
-        assert 1 == text.count(planted.before), f"{fault}: {planted.file}.cu has changed"
-        path.write_text(text.replace(planted.before, planted.after))
+        (copied / f"{file}.cu").write_text(faulty_text(fault, honest))
         cuda_modules.KERNELS = copied
         try:
             yield
@@ -151,8 +239,8 @@ def _staging(
     """`change` is given what it remembers, the staged numbers, n and the rows that count."""
     launcher = engine.kernels.launcher
 
-    def faulty(cache: Any) -> CudaLauncher:
-        made = launcher(cache)
+    def faulty(cache: Any, config: Any) -> CudaLauncher:
+        made = launcher(cache, config)
         inbox, memory = made._inbox, {}
 
         def staged(n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Any:

@@ -52,7 +52,7 @@ def pair(cuda_sets: dict[str, Any], request: pytest.FixtureRequest) -> Pair:
     return Pair(cuda_sets[request.param], request.param)
 
 
-@pytest.mark.parametrize("n", [1, 5, 17, 65, 130])
+@pytest.mark.parametrize("n", [1, 5, 17, 33, 65, 130])
 @pytest.mark.parametrize(("o", "i"), [(37, 20), (64, 64), (512, 256), (300, 100), (4100, 2048)])
 def test_linear(pair: Pair, n: int, o: int, i: int) -> None:
     x, x_cuda = pair.numbers(n, i)

@@ -13,6 +13,7 @@ from typing import Any
 import cuda_faults
 import pytest
 from cuda_faults import FAULTS, faulty_kernels
+from cuda_models import record_narrow
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
 import kdtr.conformance
@@ -21,15 +22,18 @@ from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_kernels import CudaKernels
 
 BASE = Path(kdtr.conformance.__file__).parent / "corpus" / "base.kdtr"
-# Of both bundles: lone roots, smaller trees after larger ones of a bucket, more than 64 nodes.
-CASES = ("ar", "orders", "scattered", "long")
-BY_THE_GATE = [name for name, fault in FAULTS.items() if fault.seen_at]
+# Of tiny and base: lone roots, smaller trees after larger ones of a bucket, more than 64 nodes.
+CASES = ("ar", "orders", "scattered", "long", "narrow")
+GENERAL = [name for name, fault in FAULTS.items() if fault.seen_at and not fault.fast]
+FAST = [name for name, fault in FAULTS.items() if fault.seen_at and fault.fast]
+# More splits than there are tiles, and fewer in the light block; what nothing wrote is NaN.
+FAST_OPTIONS = {"dtype": "bfloat16", "page_size": 64, "splits": (12, 3), "guarded": True}
 
 # A process each: a faulty kernel may end the device's context, and all that follows with it.
 _JUDGED = """
 import json, sys
 from kdtr.conformance import Selection, load_engine, run_gate
-name, options, bundles, cases = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:5], sys.argv[5:]
+name, options, cases, bundles = sys.argv[1], *map(json.loads, sys.argv[2:4]), sys.argv[4:]
 selection = Selection(cases=frozenset(cases), modes=frozenset({"stepwise", "round"}))
 gate = run_gate(load_engine(name, options), bundles, engine_name=name, selection=selection)
 bad = [finding for finding in gate.findings if finding.verdict.is_bad]
@@ -46,13 +50,19 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def judged(name: str, options: dict[str, Any], bundle: Path) -> tuple[bool, list[list[str]]]:
+@pytest.fixture(scope="session")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record_narrow(tmp_path_factory.mktemp("golden") / "narrow.kdtr")
+
+
+def judged(name: str, options: dict[str, Any], *bundles: Path) -> tuple[bool, list[list[str]]]:
     """Whether the gate passed, and of every bad finding the stage and its rules."""
     done = subprocess.run(
-        [sys.executable, "-c", _JUDGED, name, json.dumps(options), bundle, BASE, *CASES],
+        [sys.executable, "-c", _JUDGED, name, json.dumps(options), json.dumps(CASES), *bundles],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        timeout=200,
     )
     assert done.stdout, done.stderr
     passed, findings = json.loads(done.stdout.splitlines()[-1])
@@ -60,12 +70,28 @@ def judged(name: str, options: dict[str, Any], bundle: Path) -> tuple[bool, list
 
 
 def test_the_honest_engine_with_small_pages_and_splits_passes(tiny: Path) -> None:
-    assert (True, []) == judged("cuda", {"page_size": 3, "split_size": 5}, tiny)
+    assert (True, []) == judged("cuda", {"page_size": 3, "split_size": 5}, tiny, BASE)
 
 
-@pytest.mark.parametrize("name", BY_THE_GATE)
+@pytest.mark.parametrize("page_size", [32, 64, 128])
+def test_the_honest_engine_passes_where_the_fast_kernels_run(narrow: Path, page_size: int) -> None:
+    options = {**FAST_OPTIONS, "page_size": page_size, "fault": "none"}
+    assert (True, []) == judged("cuda_faults:make_engine", options, narrow)
+    assert (True, []) == judged("cuda", {"dtype": "bfloat16", "page_size": page_size}, narrow)
+
+
+@pytest.mark.parametrize("name", GENERAL)
 def test_the_gate_kills_it_and_names_the_stage(tiny: Path, name: str) -> None:
-    passed, findings = judged("cuda_faults:make_engine", {"fault": name}, tiny)
+    passed, findings = judged("cuda_faults:make_engine", {"fault": name}, tiny, BASE)
+
+    assert not passed
+    print(name, findings)
+    assert {stage for stage, *_ in findings} & FAULTS[name].seen_at
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_gate_kills_it_in_a_fast_kernel_and_names_the_stage(narrow: Path, name: str) -> None:
+    passed, findings = judged("cuda_faults:make_engine", {"fault": name, **FAST_OPTIONS}, narrow)
 
     assert not passed
     print(name, findings)

@@ -1,0 +1,59 @@
+"""Models of a GPU's tests beside the engine's small one: those that the fast kernels take.
+
+The fast kernels want rows of whole 16 bytes in every projection, kv_lora_rank 512 and
+qk_rope_head_dim 64; the small model's odd sizes take the general ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kdtr.conformance.case import CasePlan, Planted
+from kdtr.conformance.golden import record_bundle
+from kdtr.conformance.seed_model import seed_tensors
+from kdtr.contract import ModelConfig
+
+# benchmarks/kernels/small_rounds.py has the same.
+WIDE = ModelConfig.tiny().replace(
+    num_hidden_layers=2,
+    kv_lora_rank=512,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=128,
+    v_head_dim=128,
+    num_attention_heads=8,
+)
+
+# For a bundle, as the truth is slow. Nine nodes of four heads: a block of 32 rows and a light one.
+NARROW = WIDE.replace(
+    vocab_size=64,
+    hidden_size=64,
+    num_attention_heads=4,
+    q_lora_rank=32,
+    qk_nope_head_dim=16,
+    v_head_dim=16,
+    intermediate_size=64,
+    moe_intermediate_size=16,
+)
+_SEED = 7
+_NINE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
+_FORTY = (-1, *((i - 1) // 2 for i in range(1, 40)))
+_PROMPT = tuple(i * 7 % NARROW.vocab_size for i in range(130))  # five tiles of the attention
+
+
+def record_narrow(path: Path) -> Path:
+    """A bundle whose cases run the fast kernels: 5 s, 23 MB."""
+    plan = CasePlan(
+        "narrow",
+        "trees behind a prompt of several tiles, in several buckets of rows",
+        ("MASK-2", "MLA-3", "COMMIT-1", "LOSSLESS"),
+        (
+            Planted(_NINE, (0, 2, 5, 8)),
+            Planted(_FORTY, (0, 2, 6, 14, 30)),
+            Planted((-1,)),
+            Planted(_NINE, (0, 1, 3)),
+            Planted(_FORTY, (0, 1, 4, 9)),
+        ),
+        (_PROMPT,),
+    )
+    record_bundle(path, {"name": "narrow"}, NARROW, seed_tensors(NARROW, _SEED), (plan,))
+    return path

@@ -1,0 +1,123 @@
+"""The kernels that bfloat16 and aligned sizes take: that they run at all, and the split merge.
+
+Elsewhere in these tests most sizes are odd, and an odd size takes a general kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_models import WIDE
+from test_kernels_match_host import FLOAT32, ROUNDOFF, TREES, Pair
+from test_replays import Seen, opened, tree
+
+from kdtr.contract import ModelConfig
+from kdtr.engine import cuda_attention
+from kdtr.engine.cuda_launcher import CudaLauncher
+from kdtr.engine.kernel_set import Visibility
+from kdtr.engine.model import TreeModel
+from kdtr.engine.paging import PagedCache
+
+
+@contextmanager
+def launched(kernels: Any) -> Iterator[set[str]]:
+    """Names of the kernels that are launched meanwhile."""
+    modules, names = kernels._modules, set()
+    honest = modules.kernel
+
+    def kernel(file: str, name: str) -> Any:
+        names.add(name)
+        return honest(file, name)
+
+    modules.kernel = kernel
+    try:
+        yield names
+    finally:
+        del modules.kernel
+
+
+@pytest.mark.parametrize("page_size", [32, 64, 128])
+def test_the_wide_model_runs_them(cuda_load: Callable[..., TreeModel], page_size: int) -> None:
+    model = cuda_load(WIDE, dtype="bfloat16", page_size=page_size)
+    with launched(model._forward.kernels) as names:
+        session = opened(model)
+        for n in (1, 9, 33, 40):
+            session.round(tree(n, n, session.root))
+            session.round(tree(n, n, session.root), trace=Seen())
+
+    assert {
+        *("linear_stream_16_8", "linear_stream_16_24", "linear_wide_40_16", "linear_wide_65_16"),
+        *("latent_query_8", "latent_query_24", "latent_query_65"),
+        *("linear_heads_8", "linear_heads_24", "linear_heads_65"),
+        *("router_stream_8", "router_stream_24", "gate_up_stream", "down_stream"),
+        *("verify_attn_mma_16", "verify_attn_mma_32", "verify_attn_mma_merge_1"),
+        *("verify_attn_mma_16_scores", "verify_attn_mma_32_scores"),
+    } <= names
+    general = {"linear_any", "router_any", "gate_up_any", "down_any", "verify_attn_split"}
+    assert not general & names
+
+
+SPLITS = [(1, 1), (2, 1), (5, 3), (8, 8), (9, 4), (16, 16), (17, 5), (32, 9), (33, 33), (65, 40)]
+LENGTH = 2300  # 73 tiles
+
+
+def test_every_merge_runs_and_agrees_with_the_host(
+    cuda_sets: dict[str, Any], small: ModelConfig
+) -> None:
+    """Nine rows of four heads: a block of 32 and a light one, which has splits of its own."""
+    pair = Pair(cuda_sets["bfloat16"], "bfloat16")
+    n, h, c, r = 9, 4, 512, 64
+    config = small.replace(kv_lora_rank=c, qk_rope_head_dim=r, num_attention_heads=h)
+    cache = PagedCache(pair.cuda, config, capacity=LENGTH + n, page_size=64)
+    cache.map_slots(LENGTH + n)
+    slots = np.arange(LENGTH + n)
+    _, latents = pair.numbers(len(slots), c + r)
+    flat = [np.ones((len(slots), r // 2), np.float32), np.zeros((len(slots), r // 2), np.float32)]
+    pair.cuda.append_normed(
+        cache, 1, pair.cuda.upload(slots), latents, None, pair.numbers(c)[1], 1e-5,
+        *map(pair.cuda.upload, flat),
+    )  # fmt: skip
+    stored = pair.cuda.read_rows(cache, LENGTH + n)[1]
+    query, on_device = pair.numbers(n, h, c + r, scale=0.3)
+    parents = np.array(TREES["mixed"](n))
+    host_cache = PagedCache(pair.host, config, capacity=LENGTH + n, page_size=64)
+    host_cache.map_slots(LENGTH + n)
+    pair.host.append_latents(host_cache, 1, slots, stored[:, :c], stored[:, c:])
+    _, visible = pair.host.tree_layout(parents, LENGTH)
+    expected = pair.host.verify_attn(
+        host_cache, 1, query[..., :c], query[..., c:], Visibility(LENGTH, visible), 0.2, 32
+    )
+    kernels = pair.cuda
+    rows = CudaLauncher(kernels, cache, None).stage(LENGTH, [0] * n, parents)
+    assert n == rows.n
+    over = kernels.over(rows)
+    _, bits = over.tree_layout(rows.parents, rows.committed_len)
+
+    merged = set()
+    for splits in SPLITS:
+        with launched(kernels) as names, kernels.turn:
+            out = cuda_attention.verify_attn(
+                lambda name: kernels._modules.kernel("verify_attn", name),
+                lambda name: kernels._modules.kernel("verify_attn_mma", name),
+                cuda_attention.LayerCache(cache.rows[1], cache.page_table, cache.page_size, True),
+                on_device,
+                cuda_attention.DeviceVisibility(rows.count, rows.committed_len, rows.n_slots, bits),
+                c,
+                0.2,
+                32,
+                rows.max_slots,
+                splits=cuda_attention.Splits(*splits),
+            )
+        merged |= {name for name in names if "merge" in name}
+        np.testing.assert_allclose(
+            kernels.to_host(out),
+            expected,
+            rtol=0,
+            atol=(4 * ROUNDOFF["bfloat16"] + 600 * FLOAT32) * abs(expected).max(),
+            err_msg=str(splits),
+        )
+    assert {f"verify_attn_mma_merge_{parts}" for parts in (1, 2, 4, 8, 32)} == merged
