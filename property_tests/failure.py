@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kdtr.conformance.engine_options import engine_option
 from kdtr.contract import KdtrError, rule
+from kdtr.property_tests import sizes
 from kdtr.property_tests.failure_case import write_failure
 from kdtr.property_tests.laws import laws
 from kdtr.property_tests.subject import Subject
@@ -72,7 +73,9 @@ def _again(law: str, blob: str, subject: Subject | tuple[Subject, Subject] | Non
     for twin in others:
         assert twin is not None
         words += _words("--kdtr-twin-option", twin)
-    return shlex.join([*words, "--kdtr-example", blob])
+    drawn = sizes.chosen()  # the example is coded in these
+    variable = "" if drawn == sizes.ODD else f"{sizes.VARIABLE}={drawn} "
+    return variable + shlex.join([*words, "--kdtr-example", blob])
 
 
 def _words(flag: str, engine: Subject) -> list[str]:

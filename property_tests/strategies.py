@@ -16,21 +16,11 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import SIGMOID, SOFTMAX, DraftTree, EmitLimit, ModelConfig, Yarn
+from kdtr.property_tests import sizes
 from kdtr.property_tests.trees import children
 
-# Every size is one of a pair, and no number is in two pairs (nor is 3, the heads and the groups,
-# or 9, the experts): a size taken for another one shows as a wrong shape.
-SIZES: dict[str, tuple[int, int]] = {
-    "vocab_size": (37, 41),
-    "hidden_size": (13, 23),
-    "kv_lora_rank": (7, 19),
-    "qk_nope_head_dim": (5, 15),
-    "qk_rope_head_dim": (4, 6),
-    "v_head_dim": (11, 21),
-    "intermediate_size": (25, 29),
-    "moe_intermediate_size": (10, 14),
-}
-Q_LORA_RANKS = (17, 27)
+SIZES = sizes.sizes(sizes.chosen())
+Q_LORA_RANKS = sizes.q_lora_ranks(sizes.chosen())
 # Trained on 8 positions, so that the positions of these tests lie on both sides of it.
 _STRETCH = Yarn(factor=5.0, original_max_position_embeddings=8, beta_fast=4.0)
 YARNS: dict[str, Yarn | None] = {
@@ -54,7 +44,7 @@ YARNS: dict[str, Yarn | None] = {
 MAX_LEN = 64  # max_position_embeddings of every small model
 
 PLAIN = ModelConfig(
-    **{name: sizes[0] for name, sizes in SIZES.items()},  # type: ignore[arg-type]
+    **{name: choices[0] for name, choices in SIZES.items()},  # type: ignore[arg-type]
     num_hidden_layers=1,
     num_attention_heads=3,
     q_lora_rank=Q_LORA_RANKS[0],
@@ -150,7 +140,7 @@ def small_models(draw: st.DrawFn) -> SmallModel:
     layers, dense = draw(st.sampled_from([(1, 1), (1, 0), (2, 1), (2, 0)]))
     topk_group, experts = draw(st.sampled_from([(1, 2), (2, 4), (2, 1), (3, 5)]))
     config = PLAIN.replace(
-        **{name: draw(st.sampled_from(sizes)) for name, sizes in SIZES.items()},
+        **{name: draw(st.sampled_from(choices)) for name, choices in SIZES.items()},
         q_lora_rank=draw(st.sampled_from([*Q_LORA_RANKS, None])),
         num_hidden_layers=layers,
         first_k_dense_replace=dense,

@@ -3,9 +3,10 @@
     python benchmarks/kernels/gate.py [--out benchmarks/results/gate-gpu.md] [BUNDLE ...]
 
 In this order: the tests that need a device, mutants of this engine among them; the bundles and the
-x-ray models, per dtype, with graphs, without, and with guarded buffers; the laws, profile ci; and
-compute-sanitizer's memcheck and racecheck on small rounds, where it can be run. Exits 1 if one of
-them fails; what could not run is said, and is no pass.
+x-ray models, per dtype, with graphs, without, and with guarded buffers; the laws, profile ci, on
+models of odd sizes and on those that the fast kernels take; and compute-sanitizer's memcheck and
+racecheck on small rounds, where it can be run. Below the table stands what each part did. Exits 1 if
+one of them fails, or says too little to have done it; what could not run is said, and is no pass.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +44,30 @@ VARIANTS = (
     ("bfloat16", {"graphs": "False"}),
     ("bfloat16", {"guarded": "True"}),
 )
+# The sizes of the drawn models, and the engine's options: the general kernels with an edge of a page
+# and of a split in almost every example, then the fast ones.
+LAWS = (
+    ("odd", {"dtype": "float32", "page_size": "3", "split_size": "5"}),
+    ("odd", {"dtype": "bfloat16", "page_size": "3", "split_size": "5"}),
+    ("aligned", {"dtype": "bfloat16", "page_size": "64"}),
+    ("aligned", {"dtype": "bfloat16", "page_size": "32", "guarded": "True"}),
+)
+DID = {
+    "device tests": "every operation against its host twin; replays against launches and against "
+    "themselves, bit for bit, on small and on tensor-core sizes, pages of 32, 64, 128; offsets "
+    "beyond 2^31; memory that runs out; sessions, models, engines and threads by turns; every mutant "
+    "of cuda_faults.py killed, and its stage named",
+    "gate": "every case of the bundles and the x-ray models. Every page of a cache is NaN when it is "
+    "handed out, in all parts",
+    "gate guarded": "the same, every buffer that a kernel writes between two bands of 256 known "
+    "bytes, and NaN until written: in launches, in every replay anew, and beside the cache rows; the "
+    "bands are compared after each run",
+    "laws": "every law of property_tests on models of odd sizes: the general kernels",
+    "laws aligned": "the same on models with kv_lora_rank 512, qk_rope_head_dim 64 and rows of whole "
+    "16 bytes: the tensor cores' attention, streaming projections and experts",
+    "compute-sanitizer": "prefill, build, verify and round of 1, 9 and 40 nodes, captured and "
+    "launched, of tiny and of a model with tensor-core sizes; each buffer from the driver itself",
+}
 
 
 def main() -> int:
@@ -50,27 +76,30 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="a file for the table, beside standard output")
     parser.add_argument("--logs", type=Path, help="a folder for what each part prints")
     parser.add_argument("--jobs", type=int, default=1, help="parts at a time; seconds then mix")
+    parser.add_argument("--workers", type=int, default=1, help="of pytest-xdist, in tests and laws")
     parser.add_argument("--profile", default="ci", help="of Hypothesis, for the laws")
     args = parser.parse_args()
     try:
         head = _head()
     except UnsupportedError as error:
         sys.exit(f"gate-gpu: {error}")
+    parts = list(_parts(args))
     bad, rows = 0, []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for part in pool.map(_run, _parts(args)):
-            bad += part.status != 0
+        for part, done in zip(parts, pool.map(_run, parts), strict=True):
+            bad += done.status != 0
             if args.logs:
                 args.logs.mkdir(parents=True, exist_ok=True)
-                (args.logs / (re.sub(r"\W+", "-", part.name) + ".log")).write_text(part.output)
-            outcome = "passed" if part.status == 0 else f"FAILED ({part.status})"
-            rows.append(f"| {part.name} | {outcome} | {_said(part.output)} | {part.seconds:.0f} |")
+                (args.logs / (re.sub(r"\W+", "-", part.name) + ".log")).write_text(done.output)
+            outcome = "passed" if done.status == 0 else f"FAILED ({done.status})"
+            rows.append(f"| {part.name} | {outcome} | {_said(done.output)} | {done.seconds:.0f} |")
             print(rows[-1], flush=True)
-            if part.status:
-                print(part.output[-6000:], flush=True)
+            if done.status:
+                print(done.output[-6000:], flush=True)
     if not shutil.which("compute-sanitizer"):
         rows.append("| compute-sanitizer | not run: not installed | | |")
-    text = "\n".join([*head, *rows]) + "\n"
+    did = {part.did: None for part in parts}  # in order, once
+    text = "\n".join([*head, *rows, "", *(f"- {name}: {DID[name]}" for name in did)]) + "\n"
     print(text)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,82 +107,92 @@ def main() -> int:
     return int(bad > 0)
 
 
-class Part(NamedTuple):
-    """What one part printed, and how it ended."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One command, and what its output must say for it to have done its work.
+
+    did   what that is: a key of DID
+    says  regular expressions
+    """
 
     name: str
+    did: str
+    command: list[str]
+    says: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Done(NamedTuple):
+    """What one part printed, and how it ended."""
+
     status: int
     output: str
     seconds: float
 
 
-def _run(part: tuple[str, list[str], dict[str, str]]) -> Part:
-    name, command, environment = part
+def _run(part: Part) -> Done:
     start = time.perf_counter()
     done = subprocess.run(
-        command,
+        part.command,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, **part.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    ran_nothing = "pytest" in command and not re.search(r"[1-9]\d* passed", done.stdout)
-    status = done.returncode or int(ran_nothing)
-    return Part(name, status, done.stdout, time.perf_counter() - start)
+    unsaid = [words for words in part.says if not re.search(words, done.stdout)]
+    lines = [done.stdout, *(f"gate-gpu: it did not say {words!r}" for words in unsaid)]
+    seconds = time.perf_counter() - start
+    return Done(done.returncode or int(bool(unsaid)), "\n".join(lines), seconds)
 
 
-def _parts(
-    args: argparse.Namespace,
-) -> Iterator[tuple[str, list[str], dict[str, str]]]:
-    """(name, command, environment) of every part."""
+def _parts(args: argparse.Namespace) -> Iterator[Part]:
+    passed = r"[1-9]\d* passed"
+    workers = ["-n", str(args.workers)] if args.workers > 1 else []
+    yield Part("device tests", "device tests", [*PYTEST, *workers, "tests/engine/gpu"], (passed,))
     bundles = [str(path) for path in sorted(CORPUS.glob("*.kdtr"))] + args.bundles
-    kdtr_command = [sys.executable, "-m", "kdtr.conformance.cli"]
-    yield "device tests", [*PYTEST, "tests/engine/gpu"], {}
     for dtype, options in VARIANTS:
         words = [f"{key}={value}" for key, value in {"dtype": dtype, **options}.items()]
-        flags = [word for option in words for word in ("--engine-option", option)]
-        yield (
+        yield Part(
             f"gate {' '.join(words)}",
-            [*kdtr_command, "gate", "--engine", "cuda", *flags, *bundles],
+            "gate guarded" if "guarded" in options else "gate",
+            [
+                *(sys.executable, "-m", "kdtr.conformance.cli", "gate", "--engine", "cuda"),
+                *(word for option in words for word in ("--engine-option", option)),
+                *bundles,
+            ],
+            ("gate passed: [1-9]",),
             {"COLUMNS": "140"},
         )
-    for dtype in ("float32", "bfloat16"):
-        yield (
-            f"laws dtype={dtype}, profile {args.profile}",
+    for sizes, options in LAWS:
+        words = [f"{key}={value}" for key, value in options.items()]
+        yield Part(
+            f"laws {' '.join(words)}, {sizes} sizes, profile {args.profile}",
+            "laws" if sizes == "odd" else "laws aligned",
             [
-                *PYTEST,
-                "--pyargs",
-                "kdtr.property_tests",
-                "--kdtr-engine",
-                "cuda",
-                "--kdtr-engine-option",
-                f"dtype={dtype}",
-                "--kdtr-engine-option",
-                "page_size=3",
-                "--kdtr-engine-option",
-                "split_size=5",
+                *(*PYTEST, *workers, "--pyargs", "kdtr.property_tests", "--kdtr-engine", "cuda"),
+                *(word for option in words for word in ("--kdtr-engine-option", option)),
             ],
-            {"KDTR_HYPOTHESIS_PROFILE": args.profile},
+            (passed, r"examples of \d+ laws: [1-9]"),
+            {"KDTR_HYPOTHESIS_PROFILE": args.profile, "KDTR_LAW_SIZES": sizes},
         )
-    if shutil.which("compute-sanitizer"):
-        for tool in ("memcheck", "racecheck"):
-            for dtype in ("float32", "bfloat16"):
-                yield (
-                    f"compute-sanitizer {tool}, {dtype}",
-                    [
-                        "compute-sanitizer",
-                        "--tool",
-                        tool,
-                        "--error-exitcode",
-                        "9",
-                        sys.executable,
-                        "benchmarks/kernels/small_rounds.py",
-                        dtype,
-                    ],
-                    {},
-                )
+    if not shutil.which("compute-sanitizer"):
+        return
+    for tool, clean in (
+        ("memcheck", "ERROR SUMMARY: 0 errors"),
+        ("racecheck", r"RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\)"),
+    ):
+        for dtype in ("float32", "bfloat16"):
+            yield Part(
+                f"compute-sanitizer {tool}, {dtype}",
+                "compute-sanitizer",
+                [
+                    *("compute-sanitizer", "--tool", tool, "--error-exitcode", "9"),
+                    *(sys.executable, "benchmarks/kernels/small_rounds.py", dtype),
+                ],
+                (clean, "64 launched", "64 captured", "512 launched", "512 captured"),
+            )
 
 
 def _said(output: str) -> str:

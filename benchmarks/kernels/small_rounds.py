@@ -39,7 +39,8 @@ def main(dtype: str) -> None:
                 session.round(tree)
             session.build(np.random.default_rng(1).standard_normal((3, config.vocab_size)), 8)
             session.snapshot()
-            print(config.kv_lora_rank, graphs, session.committed_len)
+            how = "captured" if graphs else "launched"
+            print(f"kv_lora_rank {config.kv_lora_rank} {how}: {session.committed_len} tokens")
 
 
 if __name__ == "__main__":

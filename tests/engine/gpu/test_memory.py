@@ -52,8 +52,8 @@ def test_weights(small: ModelConfig, weights_of: Callable[[ModelConfig], Any]) -
         limited(1000),
         pytest.raises(
             MemoryError,
-            match=r"weights of shape \[\d+(?:, \d+)*\]: \d+ bytes asked for, CuPy's pool may hold \d+ "
-            r"bytes and \d+ of the \d+ bytes of .+ are free; load a smaller model",
+            match=r"weights of shape \[\d+(?:, \d+)*\]: \d+ bytes asked for, CuPy's pool may hold "
+            r"\d+ bytes and \d+ of the \d+ bytes of .+ are free; load a smaller model",
         ),
     ):
         engine.load(source)
