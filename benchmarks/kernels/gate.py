@@ -5,8 +5,9 @@
 In this order: the tests that need a device, mutants of this engine among them; the bundles and the
 x-ray models, per dtype, with graphs, without, and with guarded buffers; the laws, profile ci, on
 models of odd sizes and on those that the fast kernels take; and compute-sanitizer's memcheck and
-racecheck on small rounds, where it can be run. Below the table stands what each part did. Exits 1 if
-one of them fails, or says too little to have done it; what could not run is said, and is no pass.
+racecheck on small rounds, where it can be run. Below the table stands what each part did. Exits 1
+if one of them fails, or says too little to have done it; what could not run is said, and is no
+pass.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ VARIANTS = (
     ("bfloat16", {"graphs": "False"}),
     ("bfloat16", {"guarded": "True"}),
 )
-# The sizes of the drawn models, and the engine's options: the general kernels with an edge of a page
-# and of a split in almost every example, then the fast ones.
+# The sizes of the drawn models, and the engine's options: the general kernels with an edge of a
+# page and of a split in almost every example, then the fast ones.
 LAWS = (
     ("odd", {"dtype": "float32", "page_size": "3", "split_size": "5"}),
     ("odd", {"dtype": "bfloat16", "page_size": "3", "split_size": "5"}),
@@ -55,16 +56,16 @@ LAWS = (
 DID = {
     "device tests": "every operation against its host twin; replays against launches and against "
     "themselves, bit for bit, on small and on tensor-core sizes, pages of 32, 64, 128; offsets "
-    "beyond 2^31; memory that runs out; sessions, models, engines and threads by turns; every mutant "
-    "of cuda_faults.py killed, and its stage named",
-    "gate": "every case of the bundles and the x-ray models. Every page of a cache is NaN when it is "
-    "handed out, in all parts",
+    "beyond 2^31; memory that runs out; sessions, models, engines and threads by turns; every "
+    "mutant of cuda_faults.py killed, and its stage named",
+    "gate": "every case of the bundles and the x-ray models. Every page of a cache is NaN when it "
+    "is handed out, in all parts",
     "gate guarded": "the same, every buffer that a kernel writes between two bands of 256 known "
-    "bytes, and NaN until written: in launches, in every replay anew, and beside the cache rows; the "
-    "bands are compared after each run",
+    "bytes, and NaN until written: in launches, in every replay anew, and beside the cache rows; "
+    "the bands are compared after each run",
     "laws": "every law of property_tests on models of odd sizes: the general kernels",
-    "laws aligned": "the same on models with kv_lora_rank 512, qk_rope_head_dim 64 and rows of whole "
-    "16 bytes: the tensor cores' attention, streaming projections and experts",
+    "laws aligned": "the same on models with kv_lora_rank 512, qk_rope_head_dim 64 and rows of "
+    "whole 16 bytes: the tensor cores' attention, streaming projections and experts",
     "compute-sanitizer": "prefill, build, verify and round of 1, 9 and 40 nodes, captured and "
     "launched, of tiny and of a model with tensor-core sizes; each buffer from the driver itself",
 }
