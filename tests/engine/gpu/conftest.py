@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_pair import DTYPES, Pair
 
 from kdtr.contract import ModelConfig, UnsupportedError
 from kdtr.engine import make_cuda_engine
@@ -43,3 +44,8 @@ def cuda_load(
         return make_cuda_engine(**options).load((config, weights_of(config)))
 
     return load
+
+
+@pytest.fixture(params=DTYPES)
+def pair(cuda_sets: dict[str, Any], request: pytest.FixtureRequest) -> Pair:
+    return Pair(cuda_sets[request.param], request.param)

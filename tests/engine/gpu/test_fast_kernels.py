@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_models import WIDE
-from test_kernels_match_host import FLOAT32, ROUNDOFF, TREES, Pair
+from cuda_pair import FLOAT32, ROUNDOFF, TREES, Pair
 from test_replays import Seen, opened, tree
 
 from kdtr.contract import ModelConfig
