@@ -128,7 +128,7 @@ FAULTS: dict[str, CudaFault] = {
         fast=True,
     ),
     "fast_light_blocks_skip_tiles": CudaFault(
-        frozenset({"out_latent"}),
+        frozenset({"scores", "out_latent"}),
         "verify_attn_mma",
         "score_stride, out, light_splits); ",
         "score_stride, out, gridDim.y);    ",
@@ -149,11 +149,11 @@ FAULTS: dict[str, CudaFault] = {
         "int* counter = arrived;",
         fast=True,
     ),
-    "first_block_is_taken_for_the_last": CudaFault(
+    "last_block_but_one_is_taken_for_the_last": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
         "is_last = atomicAdd(counter, 1) == PARTS - 1;",
-        "is_last = atomicAdd(counter, 1) == 0;",
+        "is_last = atomicAdd(counter, 1) == PARTS - 2;",
         fast=True,
     ),
     "counter_of_the_router_is_not_reset": CudaFault(

@@ -33,6 +33,10 @@ NARROW = WIDE.replace(
     v_head_dim=16,
     intermediate_size=64,
     moe_intermediate_size=16,
+    n_routed_experts=4,  # every one is chosen: no choice is a near tie in bfloat16
+    num_experts_per_tok=4,
+    n_group=1,
+    topk_group=1,
 )
 _SEED = 7
 _NINE = (-1, 0, 0, 1, 1, 2, 2, 3, 5)
