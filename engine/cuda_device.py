@@ -42,6 +42,8 @@ class Turn:
     def __init__(self, cupy: Any) -> None:
         self.device = cupy.cuda.Device()
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._current_device = cupy.cuda.runtime.getDevice
+        self._elsewhere = False  # whether the caller had another device current
         self._lock = RLock()
         self._depth = 0
 
@@ -49,7 +51,9 @@ class Turn:
         self._lock.acquire()
         if not self._depth:
             try:
-                self.device.__enter__()
+                self._elsewhere = self._current_device() != self.device.id
+                if self._elsewhere:  # to enter costs more than to ask
+                    self.device.__enter__()
                 self.stream.__enter__()
             except BaseException:
                 self._lock.release()
@@ -62,7 +66,8 @@ class Turn:
         try:
             if not self._depth:
                 self.stream.__exit__(*exception)
-                self.device.__exit__(*exception)
+                if self._elsewhere:
+                    self.device.__exit__(*exception)
         finally:
             self._lock.release()
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from kdtr.contract import Trace
 from kdtr.engine.cuda_device import CudaDevice, in_turn
 from kdtr.engine.cuda_guard import Guard
-from kdtr.engine.cuda_memory import LESS_GRAPHS, fewer_rows, ran_out
+from kdtr.engine.cuda_memory import LESS_GRAPHS, fewer_rows, memory_error, ran_out
 
 T = TypeVar("T")
 
@@ -87,8 +87,12 @@ class GraphOperations(CudaDevice):
     @in_turn
     def replay(self, graph: Graph[T], named: Named) -> T:
         """Runs it; the result's arrays are those of every replay."""
-        with self._needing(f"graph of a {named}", LESS_GRAPHS):
+        try:
             graph.graph.launch(self.turn.stream)
+        except Exception as error:  # not `_needing`: this is every round's way
+            if not ran_out(self._cupy, error):
+                raise
+            raise memory_error(self._cupy, error, f"graph of a {named}", LESS_GRAPHS) from None
         if graph.guard is not None:
             graph.guard.check()
         return graph.result

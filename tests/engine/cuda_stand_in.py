@@ -56,6 +56,7 @@ class StandIn:
     on_load   raised when a module is compiled and loaded
     on_end    raised when a capture ends, once per entry
     on_replay raised when a graph is launched
+    current   the device that the caller has made current, by its number
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class StandIn:
         self.on_end: list[Exception] = []
         self.on_replay: Exception | None = None
         number = -next(_NUMBERS)
+        self.current = number
 
         class RawModule:
             def __init__(self, **_: Any) -> None:
@@ -99,7 +101,7 @@ class StandIn:
                 getDeviceCount=get_device_count,
                 driverGetVersion=lambda: driver,
                 runtimeGetVersion=lambda: runtime,
-                getDevice=lambda: number,
+                getDevice=lambda: self.current,
                 getDeviceProperties=lambda _: {"name": b"Stand-in"},
                 memGetInfo=lambda: (self.left, 1000),
             ),
