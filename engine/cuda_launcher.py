@@ -129,7 +129,7 @@ class CudaLauncher:
         if rows.parents is None or self._warm is None or key not in self._warm:
             shown: list[tuple[str, int | None, Array]] = []
             result = self._kernels.launch(program, _collecting(shown, trace), key)
-            if self._warm is not None:
+            if self._warm is not None and rows.parents is not None:
                 self._warm.add(key)
         else:
             graph, shown = self._graph(key, program, trace)

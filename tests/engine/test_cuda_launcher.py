@@ -100,6 +100,18 @@ def test_a_session_holds_so_many_graphs_and_drops_the_one_used_longest_ago(
     assert {1, *sizes[-(_MOST_GRAPHS - 1) :]} == {key.n for key in launcher._graphs}
 
 
+def test_prompts_are_never_captured_and_leave_nothing(cupy: StandIn, small: ModelConfig) -> None:
+    """Else every length of a prompt would be remembered."""
+    launcher = CudaKernels("float32", graphs=True, guarded=False).launcher(cache(), small)
+    cupy.events.clear()
+    for n in (3, 3, 3, 4):
+        launcher.run("prefill", launcher.stage(0, [0] * n), lambda _: None, SILENT)
+
+    assert "begin capture" not in cupy.events
+    assert not launcher._warm
+    assert not launcher._inboxes
+
+
 def test_graphs_off(cupy: StandIn, small: ModelConfig) -> None:
     launcher = CudaKernels("float32", graphs=False, guarded=False).launcher(cache(), small)
 
