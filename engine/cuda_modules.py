@@ -95,20 +95,23 @@ class Modules:
     @staticmethod
     def _compiled(cupy: Any, name: str, dtype: str, capability: tuple[int, int]) -> Any:
         module = cupy.RawModule(code=(KERNELS / f"{name}.cu").read_text(), options=options(dtype))
-        what = f"kernels/{name}.cu, sm_{capability[0]}{capability[1]}, dtype = {dtype!r}"
+        target = f"sm_{capability[0]}{capability[1]} with dtype = {dtype!r}"
         try:
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
-            raise EngineError(f"{what}: does not compile:\n{error}") from None
+            raise EngineError(
+                f"kernels/{name}.cu does not compile for {target}:\n{error}"
+            ) from None
         except cupy.cuda.driver.CUDADriverError as error:
             if ran_out(cupy, error):
-                raise memory_error(cupy, error, what, CLOSE) from None
+                raise memory_error(cupy, error, f"kernels/{name}.cu", CLOSE) from None
             runtime = cupy.cuda.runtime
+            served, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
             raise EngineError(
-                f"{what}: compiles, and the driver does not load it ({error}). The driver serves "
-                f"CUDA {_version(runtime.driverGetVersion())}, CuPy was built for CUDA "
-                f"{_version(runtime.runtimeGetVersion())}; install a driver as new as CuPy, or a "
-                "CuPy that knows the device"
+                f"kernels/{name}.cu compiles for {target}, and the driver does not load it "
+                f"({error}). The driver serves CUDA {_version(served)}, CuPy was built for CUDA "
+                f"{_version(built)}; install a driver as new as CuPy, or a CuPy that knows the "
+                "device"
             ) from None
         return module
 

@@ -83,7 +83,7 @@ def test_a_kernel_that_does_not_compile_is_named_with_file_and_line() -> None:
         Modules(StandIn(on_load=CompileException("rows.cu(12): error: expected a ;")), "float32")
 
     assert (
-        "kernels/rows.cu, sm_90, dtype = 'float32': does not compile:\n"
+        "kernels/rows.cu does not compile for sm_90 with dtype = 'float32':\n"
         "rows.cu(12): error: expected a ;"
     ) == str(refusal.value)
 
@@ -95,8 +95,8 @@ def test_a_kernel_that_the_driver_does_not_load_names_both_versions() -> None:
         Modules(StandIn(capability="120", on_load=error), "bfloat16")
 
     assert (
-        "kernels/rows.cu, sm_120, dtype = 'bfloat16': compiles, and the driver does not load it "
-        "(CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image). The driver serves CUDA 12.8, CuPy was "
+        "kernels/rows.cu compiles for sm_120 with dtype = 'bfloat16', and the driver does not load "
+        "it (CUDA_ERROR_NO_BINARY_FOR_GPU: no kernel image). The driver serves CUDA 12.8, CuPy was "
         "built for CUDA 12.9; install a driver as new as CuPy, or a CuPy that knows the device"
     ) == str(refusal.value)
 

@@ -181,7 +181,7 @@ def test_a_module() -> None:
         Modules(cupy, "float32")
 
     assert (
-        "kernels/rows.cu, sm_90, dtype = 'float32': the driver found no memory "
+        "kernels/rows.cu: the driver found no memory "
         f"(CUDA_ERROR_OUT_OF_MEMORY: out of memory), {FREE}; {CLOSE}"
     ) == str(refusal.value)
 

@@ -164,6 +164,6 @@ def test_a_kernel_that_does_not_compile(tmp_path: Any, monkeypatch: pytest.Monke
     line = len(text.splitlines()) + 2
     told = str(refusal.value)
     assert told.startswith(
-        f"kernels/tree.cu, sm_{capability}, dtype = 'float32': does not compile:\n"
+        f"kernels/tree.cu does not compile for sm_{capability} with dtype = 'float32':\n"
     )
     assert re.search(rf"\({line}\): error", told), told
