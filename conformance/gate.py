@@ -5,25 +5,17 @@ from __future__ import annotations
 import ast
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
-from kdtr.conformance.drawing_sight import Sight
-from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.judge import judge_case
-from kdtr.conformance.next_step import placed
-from kdtr.conformance.noise_floor import NoiseFloor
-from kdtr.conformance.raised import RAISED, told
-from kdtr.conformance.smoke import Smoke, smoke_first
-from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
+from kdtr.conformance.judge_bundle import BundleJudge, Progress, Question, questions
+from kdtr.conformance.state_script import CASE, SCRIPT
 from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +29,18 @@ class Selection:
     def takes(self, case: CaseInput) -> bool:
         """Whether the case is selected, by alias or id."""
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
+
+    def of(self, bundle: GoldenBundle) -> list[Question]:
+        """What the gate asks of the bundle, as far as it is selected."""
+        cases = {case.inputs.alias: case.inputs for case in bundle.cases}
+
+        def takes(question: Question) -> bool:
+            if question.mode == SCRIPT:
+                return self.takes_script()
+            by_mode = not self.modes or question.mode in self.modes
+            return by_mode and self.takes(cases[question.case])
+
+        return [question for question in questions(bundle.cases) if takes(question)]
 
     def takes_script(self) -> bool:
         """Whether the script of state_script.py is selected: as case and mode, or by neither."""
@@ -104,17 +108,14 @@ def run_gate(
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
         for bundle in opened:
-            _judge_bundle(gate, engine, bundle, selection, progress)
+            asked = selection.of(bundle)
+            judge = BundleJudge(engine, bundle, asked, until=selection.until, progress=progress)
+            gate.results += judge.all()
     finally:
         for bundle in opened:
             bundle.close()
     for result in gate.results:
-        result.findings = [
-            replace(
-                finding, reproduce=_reproduce(finding.place, engine_name, options or {}, command)
-            )
-            for finding in result.findings
-        ]
+        reproducible(result, engine_name, options or {}, command)
     if xray:
         gate.results += xray_results(
             engine,
@@ -125,71 +126,6 @@ def run_gate(
             progress=progress,
         )
     return gate
-
-
-def _judge_bundle(
-    gate: GateResult,
-    engine: Engine,
-    bundle: GoldenBundle,
-    selection: Selection,
-    progress: Progress,
-) -> None:
-    name = str(bundle.path)
-    try:
-        info = engine.info
-        model = engine.load((bundle.config, bundle.weights))
-    except RAISED as error:
-        text = f"load() raised {told(error)}"
-        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
-        return
-    if not callable(getattr(model, "open", None)):
-        text = f"load() returned a {type(model).__name__} without open(); expected a model"
-        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
-        return
-    floor = NoiseFloor.of_bundle(bundle, info.profile)
-    smoke = Smoke(name)
-    for case in smoke_first(bundle.cases):
-        if not selection.takes(case.inputs):
-            continue
-        noise = floor.case(case)
-        for mode in _modes(selection):
-            if not mode.applies(case.inputs):
-                continue
-            if not mode.traces and not info.stages:  # every mode runs it as it ships
-                continue
-            result = smoke.blocked(case.inputs, mode.name)
-            if result is None:
-                progress(f"{case.inputs.alias} / {mode.name}")
-                sight = Sight()
-                watched = sight.watching(mode)
-                result = judge_case(
-                    name, model, info, bundle.config, case, noise, watched, selection.until
-                )
-                result.findings = [
-                    sight.drawn(placed(finding, info, case), case) for finding in result.findings
-                ]
-                smoke.saw(case.inputs, result)
-            gate.results.append(result)
-    script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
-    if script is not None and selection.takes_script():
-        result = smoke.blocked_script()
-        if result is None:
-            progress(f"{CASE} / {SCRIPT}")
-            result = judge_state(name, model, info, bundle.config, script)
-        gate.results.append(result)
-    try:
-        model.close()
-    except RAISED as error:
-        gate.results.append(_model_error(name, "close", f"close() raised {told(error)}"))
-
-
-def _model_error(bundle: str, verb: str, text: str, *, blocked: int = 0) -> CaseResult:
-    finding = Finding(Verdict.ERROR, Place(bundle, "all", verb, verb), verb, text)
-    return CaseResult(bundle, "all", verb, Verdict.ERROR, blocked=blocked, findings=[finding])
-
-
-def _modes(selection: Selection) -> list[Mode]:
-    return [mode for mode in MODES if not selection.modes or mode.name in selection.modes]
 
 
 def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
@@ -209,6 +145,16 @@ def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> N
         raise CaseError(
             f"{subject} a point {selection.until!r}; the points are {', '.join(in_order)}"
         )
+
+
+def reproducible(
+    result: CaseResult, engine_name: str, options: Mapping[str, Any], command: str = "kdtr"
+) -> None:
+    """Give each finding the command that shows it alone."""
+    result.findings = [
+        replace(finding, reproduce=_reproduce(finding.place, engine_name, options, command))
+        for finding in result.findings
+    ]
 
 
 def _reproduce(

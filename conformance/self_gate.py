@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.gate import GateResult, Progress
+from kdtr.conformance.gate import GateResult
+from kdtr.conformance.judge_bundle import Progress
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.self_checks import CHECKS, Bench, Check, Wrong
 from kdtr.conformance.self_model import SelfModel, load_self
