@@ -22,11 +22,13 @@ from typing import Any
 
 from rich.console import Console
 
+from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.engine_loader import load_engine, option_names
 from kdtr.conformance.engine_options import engine_options
+from kdtr.conformance.expectations_file import read_expectations
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
 from kdtr.conformance.golden_adopt import add_adopt_arguments, adopt_command
@@ -48,6 +50,7 @@ from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
 VERBS = "kdtr.verbs"
+BUNDLES = "golden bundles (.kdtr), folders of them, or `shipped`: the corpus that kdtr brings along"
 # A closed pipe, a full disk, a quota, a limit of size: no reading ends so.
 _OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -96,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     gate = verbs.add_parser("gate", help="judge an engine against golden bundles")
     gate.set_defaults(command=_gate)
-    gate.add_argument("bundles", nargs="*", metavar="BUNDLE", help="golden bundles (.kdtr)")
+    gate.add_argument("bundles", nargs="*", metavar="BUNDLE", help=BUNDLES)
     gate.add_argument(
         "--engine",
         required=True,
@@ -122,6 +125,11 @@ def _parser() -> argparse.ArgumentParser:
         help="only this mode; repeatable",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
+    gate.add_argument(
+        "--expectations",
+        metavar="FILE",
+        help="what the engine is known to do wrong, and what must pass (docs/expectations.md)",
+    )
     add_self_arguments(gate)
     xray = verbs.add_parser(
         "xray",
@@ -208,6 +216,8 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     check_self_arguments(args)
+    bundles = bundle_paths(args.bundles)
+    expectations = read_expectations(args.expectations) if args.expectations is not None else None
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -223,13 +233,14 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     with _Progress() as progress:
         result = run_gate(
             engine,
-            args.bundles,
+            bundles,
             engine_name=args.engine,
             options=options,
             selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
             progress=progress.show,
             command=_command(),
             xray=not (args.case or args.mode or args.until),
+            expectations=expectations,
         )
     seconds = time.perf_counter() - start
     print_report(console, info, result, seconds, option_names(args.engine))

@@ -19,6 +19,7 @@ class Verdict(Enum):
     NEAR_TIE = "near tie"  # a decision thinner than the bounds: not a failure, with its gap
     BLOCKED = "blocked"  # it takes for granted what an earlier check found wrong
     UNSUPPORTED = "unsupported"  # the engine lacks the verb: not passed, not failed
+    EXCUSED = "excused"  # it failed or raised as an expectations file says (expectations.py)
     FAIL = "fail"
     ERROR = "error"  # the engine raised, or answered with something that is not an answer
 
@@ -38,6 +39,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Excuse:
+    """Why a finding is taken as it is: an entry of an expectations file, by its id."""
+
+    entry: str
+    reason: str
+    link: str = ""
+
+    def __str__(self) -> str:
+        more = ", ".join(filter(None, (self.entry, self.link)))
+        return f"{self.reason} ({more})"
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One divergence, with everything a person needs to look it up.
 
@@ -50,6 +64,7 @@ class Finding:
     reproduce  the command that shows this finding alone
     n_rows     rows fed to the engine up to there: findings are told in this order
     blame      whose fault it must be, where a smoke case says so (smoke.py)
+    excuse     of an excused finding, or of a near tie that is expected; else None
     drawing    the round as a picture, where it was driven; no part of what makes findings equal
     """
 
@@ -66,6 +81,7 @@ class Finding:
     reproduce: str = ""
     n_rows: int = 0
     blame: str = ""
+    excuse: Excuse | None = None
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
 
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
@@ -80,6 +96,8 @@ class Finding:
         place = self.place
         head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
         text = [f"{head}: {self.stage}: {self.summary}"]
+        if self.excuse is not None:
+            text += entry("excuse", str(self.excuse), width)
         if self.blame:
             text += entry("blame", self.blame, width)
         if self.where:
@@ -138,6 +156,8 @@ class CaseResult:
     branched   of such a case: whether it has branches, which the one that blocks it has not
     not_checked  differences that thin choices of experts may explain, and too many to try
     excused_rows  rows that such a difference leaves unjudged
+    expected   ids of the entries of an expectations file that hold here
+    counted    whether a near tie, or what is not supported, counts against the file's ceilings
     compared   every comparison with a recorded case, in order
     """
 
@@ -154,6 +174,8 @@ class CaseResult:
     branched: bool = False
     not_checked: int = 0
     excused_rows: int = 0
+    expected: set[str] = field(default_factory=set)
+    counted: bool = True
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)

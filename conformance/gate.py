@@ -11,6 +11,8 @@ from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
+from kdtr.conformance.expectations import Expectations
+from kdtr.conformance.expectations_outcome import unmet
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge_bundle import BundleJudge, Progress, Question, questions
 from kdtr.conformance.state_script import CASE, SCRIPT
@@ -51,14 +53,22 @@ class Selection:
 
 @dataclass(slots=True)
 class GateResult:
-    """All case results of a run. Nothing ran, or nothing asserted, is a failure."""
+    """All case results of a run. Nothing ran, or nothing asserted, is a failure.
+
+    expectations  the file that the results were held to, if there is one
+    unmet         why that file fails the run: stale or expired entries, too many near ties
+    """
 
     results: list[CaseResult] = field(default_factory=list)
+    expectations: Expectations | None = None
+    unmet: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether something was firmly asserted and nothing is bad; near ties are no failures."""
-        return not self.shortfall and not any(result.verdict.is_bad for result in self.results)
+        """Whether something was firmly asserted, nothing is bad, and the expectations are met;
+        near ties are no failures, and what is excused is none."""
+        bad = any(result.verdict.is_bad for result in self.results)
+        return not bad and not self.shortfall and not self.unmet
 
     @property
     def shortfall(self) -> str:
@@ -70,11 +80,29 @@ class GateResult:
             return "nothing was compared"
         asserting = [result for result in self.results if result.mode != SCRIPT] or self.results
         if not any(result.verdict is Verdict.PASS for result in asserting):
+            if any(result.verdict is Verdict.EXCUSED for result in asserting):
+                return (
+                    "nothing was firmly asserted, as every case is excused, a near tie, blocked or "
+                    "unsupported; excuse less, or judge more cases"
+                )
             return (
                 "nothing was firmly asserted, as every case is a near tie, blocked or unsupported; "
                 "judge more cases, or show expert_ids"
             )
         return ""
+
+    def hold(
+        self,
+        expectations: Expectations | None,
+        bundles: Sequence[str | os.PathLike[str]],
+        *,
+        whole: bool,
+    ) -> None:
+        """Excuse what is expected. `whole`: all cases of `bundles` were judged."""
+        if expectations is not None:
+            expectations.hold(self.results)
+            self.expectations = expectations
+            self.unmet = unmet(expectations, self.results, bundles, whole=whole)
 
     @property
     def findings(self) -> list[Finding]:
@@ -94,10 +122,12 @@ def run_gate(
     progress: Progress = lambda _: None,
     command: str = "kdtr",
     xray: bool = False,
+    expectations: Expectations | None = None,
 ) -> GateResult:
     """Judge the engine. `engine_name`, `options` and `command` are for the reproduction lines.
 
-    xray  whether the x-ray models are read too
+    xray          whether the x-ray models are read too
+    expectations  what the engine is known to do wrong
     Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
     CaseError for a selection that selects nothing.
     """
@@ -125,6 +155,7 @@ def run_gate(
             command=command,
             progress=progress,
         )
+    gate.hold(expectations, bundles, whole=selection == Selection())
     return gate
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from kdtr.conformance.expectations_outcome import excused_lines
 from kdtr.conformance.finding import CaseResult, Verdict
 from kdtr.conformance.finding_groups import grouped
 from kdtr.conformance.gate import GateResult
@@ -45,13 +46,15 @@ def print_report(
         console.print(Text(line))
     bench = Bench(info, options, gate.results)
     told: set[str] = set()
-    for group in grouped(gate.findings):
+    for group in grouped(finding for finding in gate.findings if finding.excuse is None):
         console.print()
         for line in group_lines(group, bench, console.width, told):
             console.print(Text(line, style=_line_style(line)), soft_wrap=True)
         told.update(group.first.rules)
     for line in (*_on_the_profile(gate.results), *_not_shown(gate.results)):
         console.print(Text(line))
+    for line in _expected(gate, console.width):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
 
 
@@ -73,6 +76,8 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     nothing_bad = not any(result.verdict.is_bad for result in gate.results)
     if gate.shortfall and (nothing_bad or comparisons == 0):
         verdict += f": {gate.shortfall}"
+    elif gate.unmet and nothing_bad:
+        verdict += ": the expectations are unmet"
     not_reached = f"{points(by_ties)} not reached because of near ties; " if by_ties else ""
     unchecked = sum(result.not_checked for result in gate.results)
     if unchecked:
@@ -82,6 +87,18 @@ def closing_line(gate: GateResult, seconds: float) -> str:
         f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
         f"{rows} rows in {seconds:.1f} s"
     )
+
+
+def _expected(gate: GateResult, width: int) -> Iterator[str]:
+    """What an expectations file has excused, and where it does not hold."""
+    if gate.expectations is None:
+        return
+    excused = excused_lines(gate.expectations, gate.results, width)
+    if excused:
+        yield ""
+        yield f"expected by {gate.expectations.path}:"
+        yield from excused
+    yield from ("", *gate.unmet) if gate.unmet else ()
 
 
 _IDLE = 2.0**-7  # of a bound: the next finer dtype of storage is 8 times finer, float32 65,536
