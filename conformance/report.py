@@ -41,7 +41,7 @@ def print_report(
     )
     golden = [result for result in gate.results if result.mode != XRAY]
     if golden:
-        console.print(case_table(golden))
+        console.print(case_table(golden, console.width))
     for line in below_the_table(gate.results, console.width):
         console.print(Text(line))
     bench = Bench(info, options, gate.results)
@@ -53,7 +53,7 @@ def print_report(
         told.update(group.first.rules)
     for line in (*_on_the_profile(gate.results), *_not_shown(gate.results)):
         console.print(Text(line))
-    for line in _expected(gate, console.width):
+    for line in expected_lines(gate, console.width):
         console.print(Text(line), soft_wrap=True)
     console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
 
@@ -89,7 +89,7 @@ def closing_line(gate: GateResult, seconds: float) -> str:
     )
 
 
-def _expected(gate: GateResult, width: int) -> Iterator[str]:
+def expected_lines(gate: GateResult, width: int) -> Iterator[str]:
     """What an expectations file has excused, and where it does not hold."""
     if gate.expectations is None:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich import box
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -30,32 +30,56 @@ def points(n: int) -> str:
     return f"{n} point{'' if n == 1 else 's'}"
 
 
-def case_table(results: list[CaseResult]) -> Table:
-    """A line per case, a column per mode; without rulers, so that it fits in 80 columns."""
+def case_table(results: list[CaseResult], width: int = 80) -> Group:
+    """A line per case, a column per mode; without rulers, so that it fits in 80 columns.
+
+    A bundle's name has a line of its own: as a cell it would be broken in the middle of a word.
+    """
     modes = _modes(results)
-    pad = 1 if len(modes) <= 5 else 0
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, pad, 0, 0))
-    table.add_column("case", overflow="fold")
-    for mode in modes:
-        table.add_column(mode, min_width=len(mode))
-    table.add_column("compared", justify="right", no_wrap=True)
-    table.add_column("error/bound", justify="right", no_wrap=True)
     by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
     for result in results:
         by_case.setdefault((result.bundle, result.case), {})[result.mode] = result
-    bundle = None
-    for (of_bundle, case), by_mode in by_case.items():
-        if of_bundle != bundle and len({result.bundle for result in results}) > 1:
-            table.add_section()
-            table.add_row(Text(printable(Path(of_bundle).name), style="bold"))
-        bundle = of_bundle
-        headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
-        table.add_row(
-            printable(case),
-            *(_cell(by_mode.get(mode)) for mode in modes),
-            str(sum(result.comparisons for result in by_mode.values())),
-            f"{max(headrooms):.2g}" if headrooms else "",
-        )
+    bundles: dict[str, list[list[Text]]] = {}
+    for (bundle, case), by_mode in by_case.items():
+        bundles.setdefault(bundle, []).append(_row(case, by_mode, modes))
+    head = [Text(name, style="bold") for name in ("case", *modes, "compared", "error/bound")]
+    every = [head, *(row for rows in bundles.values() for row in rows)]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    gap = 2 if len(modes) <= 5 else 1
+    rest = sum(widths[1:]) + gap * (len(widths) - 1)
+    widths[0] = min(widths[0], max(_LEAST_CASE, width - rest))
+    parts: list[RenderableType] = [
+        _rows(widths, gap, [head]),
+        Text("─" * (widths[0] + rest), no_wrap=True, overflow="crop"),
+    ]
+    for number, (bundle, rows) in enumerate(bundles.items()):
+        if len(bundles) > 1:
+            parts += [Text()] * bool(number) + [Text(printable(Path(bundle).name), style="bold")]
+        parts.append(_rows(widths, gap, rows))
+    return Group(*parts)
+
+
+_LEAST_CASE = 8  # columns for an alias, which is folded
+
+
+def _row(case: str, by_mode: dict[str, CaseResult], modes: list[str]) -> list[Text]:
+    headrooms = [r.headroom for r in by_mode.values() if r.headroom is not None]
+    return [
+        Text(printable(case)),
+        *(_cell(by_mode.get(mode)) for mode in modes),
+        Text(str(sum(result.comparisons for result in by_mode.values()))),
+        Text(f"{max(headrooms):.2g}" if headrooms else ""),
+    ]
+
+
+def _rows(widths: list[int], gap: int, rows: list[list[Text]]) -> Table:
+    """In columns of these widths; the last two are numbers."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, gap, 0, 0))
+    for i, width in enumerate(widths):
+        justify: JustifyMethod = "right" if i >= len(widths) - 2 else "left"
+        table.add_column(width=width, overflow="fold", justify=justify)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

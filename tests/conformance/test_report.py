@@ -60,6 +60,22 @@ def test_the_table_of_all_modes_with_everything_blocked_fits() -> None:
     assert f"{blocked} points blocked: not reached, because a finding ends its case" in lines
 
 
+def test_names_of_bundles_stay_whole() -> None:
+    names = ("a-very-long-name-of-a-bundle.kdtr", "two.kdtr")
+    results = [
+        CaseResult(name, "prompt0-trees", mode, comparisons=7) for name in names for mode in MODES
+    ]
+
+    lines = report(results)
+
+    assert names[0] == lines[3]
+    assert names[1] == lines[6]
+    assert lines[4] == lines[7]
+    assert lines[4].startswith("prompt0-trees pass")
+    assert lines[1].index("forward") == lines[4].index("pass", lines[4].index("pass") + 30)
+    assert all(len(line) <= 80 for line in lines[:-1])
+
+
 def test_what_is_not_offered_is_a_dash_and_one_line() -> None:
     results = [
         result("y", "stepwise"),
