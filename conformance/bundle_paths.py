@@ -8,19 +8,20 @@ from pathlib import Path
 
 from kdtr.contract import BundleError
 
-SHIPPED = "shipped"  # the word for the corpus that kdtr brings along
+BUILT_IN = "built-in"  # the word for the corpus that kdtr brings along
 _SUFFIX = ".kdtr"
 
 
 def bundle_paths(words: Iterable[str]) -> list[str]:
-    """The bundles: a file as it is, the *.kdtr of a folder by name, and for `shipped` the corpus.
+    """The bundles: a file as it is, the *.kdtr of a folder by name, and for `built-in` the corpus,
+    unless there is a file or folder of that name.
 
-    Raises BundleError for a folder without any. A file or folder of the name goes before `shipped`.
+    Raises BundleError for a folder without any.
     """
     paths: list[str] = []
     for word in words:
         folder = Path(word)
-        if word == SHIPPED and not folder.exists():
+        if word == BUILT_IN and not folder.exists():
             folder = Path(str(files("kdtr.conformance").joinpath("corpus")))
         if not folder.is_dir():
             paths.append(word)
@@ -29,7 +30,7 @@ def bundle_paths(words: Iterable[str]) -> list[str]:
         if not found:
             raise BundleError(
                 f"{folder} holds no *{_SUFFIX}; expected golden bundles, as `kdtr golden` writes "
-                f"them, or the word {SHIPPED} for those that kdtr ships"
+                f"them, or the word {BUILT_IN} for those that kdtr brings along"
             )
         paths += found
     return paths

@@ -14,8 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODE
-from kdtr.conformance.engine_loader import load_engine, option_names
+from kdtr.conformance.engine_loader import importable_here, load_engine, option_names
 from kdtr.conformance.engine_options import engine_options
+from kdtr.conformance.expectations_draft import draft, new_draft
 from kdtr.conformance.expectations_file import read_expectations
 from kdtr.conformance.export_cli import add_export_arguments, export_command
 from kdtr.conformance.gate import Selection, run_gate
@@ -50,7 +50,9 @@ from kdtr.contract import KdtrError
 
 PASSED, FAILED, REFUSED = 0, 1, 2
 VERBS = "kdtr.verbs"
-BUNDLES = "golden bundles (.kdtr), folders of them, or `shipped`: the corpus that kdtr brings along"
+BUNDLES = (
+    "golden bundles (.kdtr), folders of them, or `built-in`: the corpus that kdtr brings along"
+)
 # A closed pipe, a full disk, a quota, a limit of size: no reading ends so.
 _OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -130,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="what the engine is known to do wrong, and what must pass (docs/expectations.md)",
     )
+    gate.add_argument(
+        "--draft-expectations",
+        metavar="FILE",
+        help="write a new file that expects what fails here, with reasons to be filled in",
+    )
     add_self_arguments(gate)
     xray = verbs.add_parser(
         "xray",
@@ -191,26 +198,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _gate(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
-    with _importable_here():
+    with importable_here():
         return _judge(args, options)
 
 
 def _xray(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
-    with _importable_here(), _Progress() as progress:
+    with importable_here(), _Progress() as progress:
         passed = xray_command(args, options, _console(), progress.show, _command())
     return PASSED if passed else FAILED
 
 
 def _mutants(args: argparse.Namespace) -> int:
-    with _importable_here(), _Progress() as progress:
+    with importable_here(), _Progress() as progress:
         killed = mutants_command(args, _console(), progress.show)
     return PASSED if killed else FAILED
 
 
 def _serve(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
-    with _importable_here():
+    with importable_here():
         return serve_command(args.engine, options)
 
 
@@ -218,6 +225,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     check_self_arguments(args)
     bundles = bundle_paths(args.bundles)
     expectations = read_expectations(args.expectations) if args.expectations is not None else None
+    drafted = new_draft(args.draft_expectations)
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -244,19 +252,9 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
         )
     seconds = time.perf_counter() - start
     print_report(console, info, result, seconds, option_names(args.engine))
+    if drafted is not None:
+        drafted.write_text(draft(result.findings), encoding="utf-8")
     return PASSED if result.passed else FAILED
-
-
-@contextmanager
-def _importable_here() -> Iterator[None]:
-    """Engines of the current directory can be imported; after all else, so that it hides none."""
-    before, here = list(sys.path), os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _command() -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,18 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     _check_engine(name, engine)
     checked: Engine = engine
     return checked
+
+
+@contextmanager
+def importable_here() -> Iterator[None]:
+    """Engines of the current directory can be imported; after all else, so that it hides none."""
+    before, here = list(sys.path), os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def option_names(name: str) -> frozenset[str]:

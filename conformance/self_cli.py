@@ -57,7 +57,7 @@ def check_self_arguments(args: argparse.Namespace) -> None:
         raise CaseError("--self needs --model SOURCE: what the engine's load() is given")
     if args.mode or args.until:
         raise CaseError("--mode and --until belong to golden bundles; leave them out with --self")
-    if args.expectations is not None:
+    if args.expectations is not None or args.draft_expectations is not None:
         raise CaseError("--expectations belongs to golden bundles; leave it out with --self")
     known = [name for name, _ in CHECKS]
     unknown = [name for name in args.case if name not in known]

@@ -118,9 +118,11 @@ def test_gate_refusals(kdtr: Kdtr, small: Path, tmp_path: Path) -> None:
         kdtr("gate", tmp_path / "no.kdtr", *host),
         f"BundleError: {tmp_path / 'no.kdtr'}: no such file; expected a KDTR file",
     )
+    (tmp_path / "empty").mkdir()
     assert refused(
-        kdtr("gate", tmp_path, *host),
-        f"BundleError: {tmp_path}: is a directory; expected a KDTR file",
+        kdtr("gate", tmp_path / "empty", *host),
+        f"BundleError: {tmp_path / 'empty'} holds no *.kdtr; expected golden bundles, as `kdtr "
+        "golden` writes them, or the word built-in for those that kdtr brings along",
     )
     assert kdtr("gate", tmp_path / "text.kdtr", *host).code == 2
     assert refused(
