@@ -8,12 +8,12 @@ one finding. Where only logits were wrong, or nothing was, they are read.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kdtr.conformance.finding import CaseResult, Finding, Verdict
-from kdtr.conformance.xray import ModelResult, XrayResult, run_xray, xray_models
+from kdtr.conformance.xray import ModelResult, XrayModel, XrayResult, run_xray, xray_models
 from kdtr.contract import STAGE, Engine, Source, UnsupportedError
 
 XRAY = "x-ray"  # the mode's name, and the bundle's
@@ -28,17 +28,20 @@ def xray_results(
     options: Mapping[str, Any],
     command: str,
     progress: Callable[[str], None],
+    models: Sequence[XrayModel] | None = None,
 ) -> list[CaseResult]:
-    """Ask and judge, but where an earlier finding names a stage of the forward."""
+    """Ask and judge `models` (None: all), but where an earlier finding names a stage of the
+    forward."""
+    asked = xray_models() if models is None else models
     cause = next((finding for finding in earlier if _names_a_cause(finding)), None)
     if cause is not None:
         by = f"{cause.place.case} / {cause.place.mode}: {cause.stage}"
         return [
             CaseResult(XRAY, model.name, XRAY, Verdict.BLOCKED, blocked=1, blocked_by=by)
-            for model in xray_models()
+            for model in asked
         ]
     try:
-        result = run_xray(engine, progress=lambda name: progress(f"{XRAY} / {name}"))
+        result = run_xray(engine, models=asked, progress=lambda name: progress(f"{XRAY} / {name}"))
     except UnsupportedError:
         return [CaseResult(XRAY, "all", XRAY, Verdict.UNSUPPORTED)]
     again = [command, "xray", "--engine", engine_name]

@@ -1,9 +1,10 @@
-"""pytest's side of the laws: which engine they run on, what was tried, and how to see it again.
+"""pytest's side of the laws: what was tried, and how to see it again.
 
-Registered as the pytest plugin `kdtr`, so that `pytest --pyargs kdtr.property_tests
---kdtr-engine my.pkg:make` works from an installed wheel. Without `--kdtr-engine` the laws run on
-the engines that ship here (`conftest.py`). Nothing heavy is imported before a law is collected:
-every pytest of the environment loads this file.
+Registered as the pytest plugin `kdtr-laws`, so that `pytest --pyargs kdtr.property_tests
+--kdtr-engine my.pkg:make` works from an installed wheel; the options that name the engine are those
+of the plugin `kdtr` (kdtr.pytest_plugin). Without them the laws run on the engines that ship here
+(`conftest.py`). Nothing heavy is imported before a law is collected: every pytest of the
+environment loads this file.
 """
 
 from __future__ import annotations
@@ -21,20 +22,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("kdtr", "laws of tree-speculative decoding (kdtr.property_tests)")
-    group.addoption(
-        "--kdtr-engine",
-        metavar="NAME",
-        help="run the laws on this engine: package.module:factory, stdio:COMMAND, or a registered "
-        "name such as host",
-    )
-    group.addoption(
-        "--kdtr-engine-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a keyword of its factory, as a Python literal or text; repeat for more",
-    )
+    group = parser.getgroup("kdtr-laws", "laws of tree-speculative decoding (kdtr.property_tests)")
     group.addoption(
         "--kdtr-twin-option",
         action="append",
@@ -61,18 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--kdtr-example") and getattr(config.option, "dist", "no") != "no":
         # pytest-xdist has no way to pass on what a worker refuses.
         raise pytest.UsageError("--kdtr-example runs one example; expected one process: add -n 0")
-    config.pluginmanager.register(Laws(config), "kdtr-laws")
+    config.pluginmanager.register(Laws(config), "kdtr-laws-watch")
 
 
 def _check_options(config: pytest.Config) -> None:
-    """An empty name, as of a variable that is not set, must not test what ships here instead."""
-    engine = config.getoption("--kdtr-engine")
-    for option in ("--kdtr-engine", "--kdtr-example", "--kdtr-failures"):
+    """An empty value, as of a variable that is not set, is none."""
+    for option in ("--kdtr-example", "--kdtr-failures"):
         if config.getoption(option) == "":
             raise pytest.UsageError(f"{option} is empty; expected a value, or leave it out")
-    for option in ("--kdtr-engine-option", "--kdtr-twin-option"):
-        if config.getoption(option) and engine is None:
-            raise pytest.UsageError(f"{option} belongs to --kdtr-engine; name an engine too")
+    if config.getoption("--kdtr-twin-option") and _engine(config) is None:
+        raise pytest.UsageError("--kdtr-twin-option belongs to --kdtr-engine; name an engine too")
+
+
+def _engine(config: pytest.Config) -> str | None:
+    """Of the plugin `kdtr`, which `-p no:kdtr` leaves out."""
+    name: str | None = config.getoption("--kdtr-engine", None)
+    return name
 
 
 class Laws:
@@ -160,7 +152,7 @@ class Laws:
 
     def _shows_nothing(self) -> bool:
         """Whether an engine was named and no law about engines held in a single example."""
-        if self._tally is None or not self._config.getoption("--kdtr-engine"):
+        if self._tally is None or not _engine(self._config):
             return False
         from kdtr.property_tests.laws import laws
 

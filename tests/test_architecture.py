@@ -61,6 +61,13 @@ ROOMS = {
         libraries=("numpy", "hypothesis", "pytest", "rich", "pyarrow", "ray"),
         why="a law holds for every engine, so engines are loaded by name",
     ),
+    # A room of its own, for conformance needs no pytest, and every pytest run of an environment
+    # loads its plugin: that must not import what conformance does.
+    "pytest_plugin": Room(
+        rooms=("contract", "conformance"),
+        libraries=("pytest",),
+        why="it shows the judge's verdicts as tests, and makes none",
+    ),
 }
 # Files that may import one room more than their own room may; a pattern without a file fails.
 GRANTS = {
@@ -523,6 +530,22 @@ CONTRACT_LIBRARIES = (
             "kdtr.contract, kdtr.kdtr_format, kdtr.reference, kdtr.conformance: "
             "a law holds for every engine, so engines are loaded by name",
             id="property test to engine",
+        ),
+        pytest.param(
+            "conformance/pytest_cases.py",
+            "import pytest",
+            "conformance/pytest_cases.py:1 imports pytest; conformance/ may use only the standard "
+            "library, numpy, ml_dtypes, rich, pyarrow: "
+            "the judge loads engines by name and takes the truth from golden bundles",
+            id="pytest in conformance",
+        ),
+        pytest.param(
+            "pytest_plugin/cases.py",
+            "from kdtr.property_tests import laws",
+            "pytest_plugin/cases.py:1 imports kdtr.property_tests; pytest_plugin/ may import only "
+            "kdtr.contract, kdtr.conformance: "
+            "it shows the judge's verdicts as tests, and makes none",
+            id="plugin to the laws",
         ),
         pytest.param(
             "tests/test_gate.py",

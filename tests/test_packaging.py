@@ -21,7 +21,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-ROOMS = ("contract", "reference", "engine", "kdtr_format", "conformance", "property_tests")
+ROOMS = (
+    *("contract", "reference", "engine", "kdtr_format", "conformance"),
+    *("property_tests", "pytest_plugin"),
+)
 # For readers of the repository, not for users of the package.
 NOT_SHIPPED = ("README.md",)
 
@@ -101,7 +104,7 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
     }
     assert {
         *("cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet"),
-        *("compile", "properties", "campaign", "ray", "test", "dev"),
+        *("compile", "pytest", "properties", "campaign", "ray", "test", "dev"),
     } == set(metadata.get_all("Provides-Extra"))
 
 
