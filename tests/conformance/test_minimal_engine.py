@@ -26,6 +26,23 @@ def test_the_minimal_engine_passes_from_its_own_directory(tiny: Path) -> None:
     assert "  positions, mask and 3 more " in run.stdout
 
 
+def test_the_traced_engine_passes_and_shows_what_it_says() -> None:
+    command = Path(sys.executable).with_name("kdtr")
+    words = ["gate", "../../../conformance/corpus/half-split.kdtr"]
+
+    run = subprocess.run(
+        [command, *words, "--engine", "traced_engine:make_engine"],
+        cwd=EXAMPLE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 0 == run.returncode, run.stdout + run.stderr
+    assert "  parents, slots and 1 more " in run.stdout  # positions and mask are shown
+    assert "forward: not offered" not in run.stdout
+
+
 def test_it_stops_where_its_forward_is_wrong(
     kdtr: Callable[..., SimpleNamespace], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
