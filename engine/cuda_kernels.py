@@ -452,6 +452,7 @@ class CudaKernels:
         scores: Array | None = None,
     ) -> Array:
         rows = self._bound()
+        hopper = "verify_attn_wgmma"
         return cuda_attention.verify_attn(
             partial(self._modules.kernel, "verify_attn"),
             partial(self._modules.kernel, "verify_attn_mma"),
@@ -467,6 +468,7 @@ class CudaKernels:
             split_size,
             rows.max_slots,
             scores,
+            wgmma=partial(self._modules.kernel, hopper) if self._modules.has(hopper) else None,
         )
 
     @_on_stream

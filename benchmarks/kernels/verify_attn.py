@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 
 from kdtr.engine import cuda_attention as attention
-from kdtr.engine.cuda_attention import Splits
+from kdtr.engine import cuda_hopper
+from kdtr.engine.cuda_launcher import row_bucket, slot_bucket
 from kdtr.engine.cuda_modules import KERNELS
 
 SHAPES = (
@@ -124,18 +125,27 @@ def reference(query: np.ndarray, rows: np.ndarray, seen: np.ndarray, c: int, sca
 
 
 class Device:
-    """Compiled kernels of the project, by name, for one storage type."""
+    """Compiled kernels of the project, by name, for one storage type.
 
-    def __init__(self) -> None:
+    hopper  whether to take the kernel of Hopper's own instructions, where the engine does
+    """
+
+    def __init__(self, hopper: bool = True) -> None:
         import cupy as cp
 
         self.cp = cp
+        self.hopper = hopper and cp.cuda.Device().compute_capability == "90"
         self._modules: dict[tuple[str, bool], Any] = {}
         for file in ("verify_attn", "verify_attn_mma"):
             for bf16 in (False, True) if file == "verify_attn" else (True,):
                 options = ["-std=c++17", f"-I{KERNELS}", *(["-DSTORE_BF16"] if bf16 else [])]
                 code = (KERNELS / f"{file}.cu").read_text()
                 self._modules[file, bf16] = cp.RawModule(code=code, options=tuple(options))
+        if self.hopper:
+            code = (KERNELS / "verify_attn_wgmma.cu").read_text()
+            options = ("-std=c++17", f"-I{KERNELS}", "-DSTORE_BF16")
+            module = cuda_hopper.compiled(code, "verify_attn_wgmma.cu", options)
+            self._modules["verify_attn_wgmma", True] = module
         self._kernels: dict[tuple[str, bool, str], Any] = {}
 
     def getter(self, file: str, bf16: bool) -> Callable[[str], Any]:
@@ -158,13 +168,15 @@ class Device:
         scale: float = SCALE,
         split_size: int = 256,
         scores: Any = None,
-        splits: Splits | None = None,
+        splits: int | None = None,
     ) -> Any:
         bf16 = query.dtype.itemsize == 2
         return attention.verify_attn(
             self.getter("verify_attn", bf16),
             self.getter("verify_attn_mma", True),
-            *(layer, query, visibility, c, scale, split_size, max_slots, scores, splits),
+            *(layer, query, visibility, c, scale, split_size, max_slots, scores),
+            wgmma=self.getter("verify_attn_wgmma", True) if self.hopper else None,
+            splits=splits,
         )
 
 
@@ -274,7 +286,7 @@ class Case:
             cp.asarray(pack_bits(block)),
         )
 
-    def run(self, device: Device, scores: Any = None, splits: Splits | None = None) -> np.ndarray:
+    def run(self, device: Device, scores: Any = None, splits: int | None = None) -> np.ndarray:
         out = device.attend(
             *(self.layer, self.device_query, self.visibility, self.max_slots),
             c=self.c,
@@ -286,10 +298,10 @@ class Case:
         return from_bf16(host) if self.bf16 else host
 
 
-SPLITS = (None, Splits(1, 1), Splits(3, 2), Splits(40, 17))  # None: as chosen
+SPLITS = (None, 1, 3, 40)  # None: as chosen
 
 
-def check_case(device: Device, case: Case, splits: Splits | None = None) -> float:
+def check_case(device: Device, case: Case, splits: int | None = None) -> float:
     """The largest error over the largest value; raises where a promise is broken."""
     cp = device.cp
     case.build()
@@ -351,7 +363,7 @@ def check(device: Device) -> None:
             error = check_case(device, case, splits)
             bound = 6e-3 if case.bf16 else 2e-6  # of the largest value; 3 roundings of 2^-9
             what = f"n {case.n} of {case.counted} h {case.h} L {case.committed}"
-            by = "chosen" if splits is None else f"{splits.all}/{splits.light}"
+            by = "chosen" if splits is None else str(splits)
             print(
                 f"{what:28s} page {case.page_size:3d} splits {by:6s} error {error:.2e}", flush=True
             )
@@ -380,7 +392,7 @@ def growing(device: Device) -> None:
     case.build()
     captured = Captured(
         lambda: device.attend(
-            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=Splits(13, 5)
+            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=13
         )
     )
     for committed, counted in ((400, 9), (390, 7), (33, 9), (0, 1), (400, 9)):
@@ -436,53 +448,61 @@ class Inputs:
             cp.asarray(pack_bits(self.ancestors)),
         )
 
-    def attend_all(self, device: Device, splits: Splits | None = None) -> list[Any]:
+    def attend_all(self, device: Device, splits: int | None = None) -> list[Any]:
         results = []
         for i in range(self.copies):
             layer = attention.LayerCache(self.rows[i], self.device_table, PAGE, True)
             out = device.attend(
-                layer, self.query, self.visibility, self.shape.slots(), splits=splits
+                layer, self.query, self.visibility, slot_bucket(self.shape.slots()), splits=splits
             )
             if i == 0:
                 results.append(out)
         return results
 
-    def time_us(self, device: Device, splits: Splits | None = None) -> float:
+    def time_us(self, device: Device, splits: int | None = None) -> float:
         return Captured(lambda: self.attend_all(device, splits)).median_us(self.copies)
 
 
 def time_shapes(device: Device, shapes: list[Shape]) -> dict[str, float]:
+    """As the engine launches them: for the buckets of rows and slots that it would take."""
     times = {}
     print("| shape | splits | us | goal | floor | of floor |\n|---|---|---|---|---|---|")
     for shape in shapes:
+        assert row_bucket(shape.nodes) == shape.nodes, "a shape of the table is a bucket of rows"
         us = times[str(shape)] = Inputs(shape).time_us(device)
-        splits = attention.choose_splits(shape.rows(), shape.slots(), attention.device_size(0))
         goal, floor = GOALS_US.get(str(shape), "-"), shape.floor_us()
         print(
-            f"| {shape} | {splits.all}/{splits.light} | {us:.1f} | {goal} | {floor:.1f} "
+            f"| {shape} | {splits_of(device, shape)} | {us:.1f} | {goal} | {floor:.1f} "
             f"| {100 * floor / us:.0f} % |",
             flush=True,
         )
     return times
 
 
+def splits_of(device: Device, shape: Shape) -> str:
+    """Splits in use, of those in the grid."""
+    size = attention.device_size(0)
+    by_wgmma = device.hopper and shape.rows() > 16
+    choose = attention.choose_wgmma_splits if by_wgmma else attention.choose_splits
+    most = choose(shape.rows(), slot_bucket(shape.slots()), size)
+    tile = cuda_hopper.TILE if by_wgmma else attention.TILE
+    return f"{attention.splits_in_use(-(-shape.slots() // tile), most)} of {most}"
+
+
 def sweep(device: Device, shapes: list[Shape]) -> None:
-    """Every sensible number of splits: of all row blocks / of a last one that is half empty."""
+    """Every sensible number of splits."""
     size = attention.device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        tiles = -(-shape.slots() // attention.TILE)
-        _, row_blocks, light_rows = attention.row_blocks_of(shape.rows())
-        heavy = row_blocks - (light_rows > 0)
-        most = max(1, min(tiles, size.blocks_per_sm * size.n_sms // heavy))
-        wanted = {most, size.n_sms // row_blocks, size.n_sms // heavy, most * 5 // 6, most * 2 // 3}
+        by_wgmma = device.hopper and shape.rows() > 16
+        tile = cuda_hopper.TILE if by_wgmma else attention.TILE
+        rows = cuda_hopper.ROWS if by_wgmma else attention.row_blocks_of(shape.rows())[0]
+        tiles, row_blocks = -(-shape.slots() // tile), -(-shape.rows() // rows)
+        most = max(1, min(tiles, 2 * size.n_sms // row_blocks))
+        wanted = {most, size.n_sms // row_blocks, most * 5 // 6, most * 2 // 3}
         wanted |= {most // 2, most // 4} | {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8, 9)}
-        wanted |= {attention.choose_splits(shape.rows(), shape.slots(), size).all}
-        line = []
-        for n_splits in sorted(s for s in wanted if 1 <= s <= most):
-            splits = attention.even_splits(shape.rows(), tiles, n_splits)
-            us = inputs.time_us(device, splits)
-            line.append(f"{splits.all}/{splits.light}: {us:.1f}")
+        in_use = {attention.splits_in_use(tiles, s) for s in wanted if 1 <= s <= most}
+        line = [f"{s}: {inputs.time_us(device, s):.1f}" for s in sorted(in_use)]
         print(f"{shape} ({row_blocks} row blocks, {tiles} tiles)  " + "  ".join(line), flush=True)
 
 
@@ -496,7 +516,7 @@ def parts(device: Device, shapes: list[Shape]) -> None:
             for name, wanted, overlap in (
                 ("both", "", True),
                 ("without overlap", "", False),
-                ("split", "mma_[0-9]", True),
+                ("split", "mma_[0-9]|wgmma", True),
                 ("merge", "merge", True),
             ):
 
@@ -637,6 +657,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("check", "time", "sweep", "parts", "peers"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--portable", action="store_true", help="without Hopper's own kernel")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--one", metavar="SHAPE")
     parser.add_argument("--table", type=Path, help="a file for the table, in Markdown")
@@ -644,7 +665,7 @@ def main() -> int:
     args = parser.parse_args()
     shapes = [Shape.parse(text) for text in args.shapes]
     started = time.time()
-    device = Device()
+    device = Device(hopper=not args.portable)
     device.cp.cuda.Stream(non_blocking=True).use()
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     print(output_of("nvidia-smi", query, "--format=csv,noheader"))

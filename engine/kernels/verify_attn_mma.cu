@@ -44,20 +44,17 @@
 // n h <= 16: the same with 16 rows (verify_attn_mma_16)
 // merge: grid (ceil(n h PARTS / 2))   block 256
 
-#include "common.cuh"
+#include "attention.cuh"
 
 namespace {
 
 constexpr int WARPS = 4;
 constexpr int KEYS = 32;  // slots a tile
-constexpr int LATENT = 512;
-constexpr int ROW_BYTES = 1152;
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;
 constexpr int HALF_TILE = 16 * ROW_BYTES;
 constexpr int STEPS = 9;          // k16 steps of a quarter of the row
 constexpr int QUARTER_BYTES = 288;
 constexpr int COLUMN_TILES = 16;  // n8 tiles of a warp's 128 columns
-constexpr float SLACK = 8.f;      // a score may exceed its row's reference by this power of two
 
 // Offsets in dynamic shared memory; the launcher knows the totals.
 constexpr int PARTIALS_AT = 2 * TILE_BYTES;
@@ -75,30 +72,6 @@ struct Shared {
 static_assert(Shared<4>::BYTES == 96432, "cuda_attention.py knows it");
 static_assert(Shared<2>::BYTES == 81072, "cuda_attention.py knows it");
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
-
-// Barriers in shared memory that count arrivals and the bytes of bulk copies.
-__device__ __forceinline__ void barrier_init(u32 bar, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni gone;\n"
-        "bra.uni again;\n"
-        "gone:\n"
-        "}\n" ::"r"(bar),
-        "r"(parity)
-        : "memory");
-}
 __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes, u32 bar) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes)
                  : "memory");
@@ -107,62 +80,6 @@ __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes,
             "r"(to),
         "l"(from), "r"(n_bytes), "r"(bar)
         : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(at));
-}
-__device__ __forceinline__ void load_transposed(u32 (&m)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(at));
-}
-// d [16, 8] += a [16, 16] b [16, 8]
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void write_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-__device__ __forceinline__ void write_shared(u32 at, float a, float b, float c, float d) {
-    write_shared(at, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-}
-__device__ __forceinline__ void read_shared(u32 (&x)[4], u32 at) {
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ void read_shared(float (&x)[4], u32 at) {
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ float read_shared(u32 at) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-    return x;
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// From L2: not to be merged with, nor cached by, a read before the wait.
-__device__ __forceinline__ i64 read_now(const i64* at) {
-    i64 x;
-    asm volatile("ld.global.cg.b64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
-    return x;
 }
 
 // Lane t of four holds x[0..3]; afterwards lane t holds what was x[t] of lanes 0..3.
@@ -213,31 +130,18 @@ __device__ __forceinline__ void load_query(
         }
 }
 
-// Which of the slots first..first+31 a node sees.
-__device__ __forceinline__ u32 visible_slots(
-    const u32* bits, int words, int node, int first, int open_len, int n_slots) {
-    const u32* row = bits + (i64)node * words;
-    int j = first - open_len;  // of the block's column for slot `first`; negative: open slots
-    u32 seen;
-    if (j <= -32) {
-        seen = ~0u;
-    } else if (j < 0) {
-        u32 open = (u32)-j;
-        seen = ((1u << open) - 1) | ((words ? row[0] : 0u) << open);
-    } else {
-        int word = j >> 5;
-        u32 low = word < words ? row[word] : 0u;
-        u32 high = word + 1 < words ? row[word + 1] : 0u;
-        seen = __funnelshift_r(low, high, (u32)j & 31u);
+// Which of a tile's slots hold what is not finite in the warp's 128 columns.
+__device__ __forceinline__ u32 bad_slots(u32 tile, int warp, int lane, int n_valid) {
+    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16, bad = 0;
+#pragma unroll 4
+    for (int row = lane >> 4; row < KEYS; row += 2, at += 2 * ROW_BYTES) {
+        if (row >= n_valid) continue;
+        u32 x[4];
+        read_shared(x, at);
+        bool found = not_finite(x[0]) || not_finite(x[1]) || not_finite(x[2]) || not_finite(x[3]);
+        bad |= (u32)found << row;
     }
-    int left = n_slots - first;
-    return left >= 32 ? seen : seen & ((1u << left) - 1);
-}
-
-__device__ __forceinline__ u32 finite_or_zero(u32 pair) {
-    if ((pair & 0x7f80u) == 0x7f80u) pair &= 0xffff0000u;
-    if ((pair & 0x7f800000u) == 0x7f800000u) pair &= 0x0000ffffu;
-    return pair;
+    return __reduce_or_sync(~0u, bad);
 }
 
 // In the warp's 128 columns: 0 for what is not finite, and in rows from n_valid on.
@@ -255,13 +159,13 @@ __device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n
     __syncwarp();
 }
 
-// A block's work, on 16 M rows at most; each block ahead of it in x has ROWS.
-template <int M, int ROWS, bool SCORES>
+// A block's work, on 16 M rows at most; each block ahead of it in x has ROWS. LIGHT: the last row block, half
+// empty, whose tiles fewer blocks share.
+template <int M, int ROWS, bool LIGHT, bool SCORES>
 __device__ __forceinline__ void attend(
     const char* query, const char* rows, const i64* page_table, int n_pages, int page_tiles,
     const u32* bits, int words, const i64* count, const i64* open_len_at, const i64* n_slots_at,
-    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out,
-    int splits) {
+    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out) {
     constexpr int OCTETS = 2 * M;
     typedef Shared<OCTETS> Layout;
     constexpr int FAR = Layout::FAR_STEPS;
@@ -277,10 +181,16 @@ __device__ __forceinline__ void attend(
         if ((int)page >= n_pages) return (i64)-1;
         return read_now(page_table + page) * page_tiles + (tile - page * page_tiles);
     };
+    auto tiles_of = [](i64 n_slots) { return (int)((n_slots + KEYS - 1) / KEYS); };
+    auto splits_of = [](int tiles) {
+        int splits = splits_in_use(tiles, gridDim.y);
+        return LIGHT ? light_splits(tiles, splits) : splits;
+    };
     if (warp == 0) {
         if (lane < 2) {
-            // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-            i64 at = place(split + lane * splits);
+            // Tables that the kernel ahead has yet to write mislead no more than this prefetch.
+            int tiles = tiles_of(read_now(n_slots_at)), tile = split + lane * splits_of(tiles);
+            i64 at = tile < tiles ? place(tile) : -1;
             if (at >= 0 && at < (i64)n_pages * page_tiles)
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
                              "r"(TILE_BYTES));
@@ -297,12 +207,12 @@ __device__ __forceinline__ void attend(
     wait_for_predecessor();
     let_successor_start();
 
-    i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
     bool padding = first_row >= read_now(count) * h;  // nobody reads its results
-    int cache_tiles = (n_slots + KEYS - 1) / KEYS;
-    // Nor does the merge read a split without tiles. One branch: two would load one after the other.
-    if (padding | (split >= cache_tiles)) return;
+    int cache_tiles = tiles_of(n_slots), splits = splits_of(cache_tiles);
+    // Nor does the merge read a split that is not in use. One branch: two would load one after the other.
+    if (padding | (split >= splits)) return;
+    i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
     int n_tiles = (cache_tiles - split + splits - 1) / splits;
 
     // Tile k of this block is tile split + k splits of the cache.
@@ -402,7 +312,33 @@ __device__ __forceinline__ void attend(
         int first = (split + k * splits) * KEYS;
         bool masked = first + KEYS > open_len;
         __syncthreads();
-        if (masked) clean_values(tile, warp, lane, n_slots - first);
+        if (masked) {
+            u32 bad = bad_slots(tile, warp, lane, n_slots - first);
+#pragma unroll 1
+            for (u32 left = bad; left; left &= left - 1) {
+                int slot = __ffs(left) - 1;
+#pragma unroll
+                for (int oct = 0; oct < OCTETS; ++oct) {
+                    int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
+                    bool sees = row < n_rows && (visible_slots(bits, words, row / h, first, open_len,
+                                                               n_slots) >> slot) & 1;
+                    if (!__any_sync(~0u, sees)) continue;
+#pragma unroll
+                    for (int t = 0; t < COLUMN_TILES; ++t) {
+                        u32 pair;
+                        asm volatile("ld.shared.u32 %0, [%1];"
+                                     : "=r"(pair)
+                                     : "r"(tile + slot * ROW_BYTES + warp * 256 + (t >> 3) * 128 +
+                                           (((t & 7) ^ (slot & 7)) * 16) + (lane & 3) * 4));
+                        int e = 2 * (oct & 1);
+                        if (sees && not_finite(pair << 16)) o[oct >> 1][t][e] = NOT_A_NUMBER;
+                        if (sees && not_finite(pair & 0xffff0000u)) o[oct >> 1][t][e + 1] = NOT_A_NUMBER;
+                    }
+                }
+            }
+            __syncwarp();
+            if (bad || n_slots - first < KEYS) clean_values(tile, warp, lane, n_slots - first);
+        }
 
         u32 p[OCTETS][4];  // [octet of this warp][8 keys]: two probabilities each
         if (warp < OCTETS) {
@@ -563,8 +499,8 @@ __device__ __forceinline__ void attend(
 // parts enough for all loads of a thread to be in flight at once.
 template <int PARTS>
 __device__ __forceinline__ void merge(
-    const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int splits,
-    int light_splits, int heavy_rows, int n, int h) {
+    const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int most,
+    int keys, int heavy_rows, int n, int h) {
     constexpr int QUADS = 256 / PARTS;  // four columns each; more than a row has where PARTS is 1
     constexpr int GROUPS = QUADS < 32 ? 8 : PARTS;  // sums that meet in shared memory
     constexpr int BATCH = 8;
@@ -575,15 +511,15 @@ __device__ __forceinline__ void merge(
     int row = at / (LATENT / 4), quad = at % (LATENT / 4);
     // These two were written before the splits began, and the splits let this kernel start only
     // after they had waited for that.
-    i64 cache_tiles = (*n_slots + KEYS - 1) / KEYS;
+    int cache_tiles = (int)((*n_slots + keys - 1) / keys);
     bool padding = row >= *count * h;
     let_successor_start();  // which waits for the end of this one, and so for the splits'
-    int mine = row < heavy_rows ? splits : light_splits;
-    int used = cache_tiles < mine ? (int)cache_tiles : mine;
+    int used = splits_in_use(cache_tiles, most);
+    if (row >= heavy_rows) used = light_splits(cache_tiles, used);
     wait_for_predecessor();
     if (padding) return;
 
-    const float2* stat = (const float2*)stats + (i64)row * splits;
+    const float2* stat = (const float2*)stats + (i64)row * most;
     const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + quad;
     i64 stride = (i64)n_rows * (LATENT / 4);
     float4 x[BATCH];
@@ -668,15 +604,15 @@ __device__ __forceinline__ void merge(
         real* out,              /* [n, h, 512], or null: acc and stats */                         \
         i64 score_stride, float scale,  /* positive */                                            \
         int n_pages, int page_tiles,    /* tiles a page */                                        \
-        int words, int n, int h, int light_splits) {                                              \
+        int words, int n, int h) {                                                                \
         if (M == 1 || (int)blockIdx.x * 32 + 16 < n * h)                                          \
-            attend<M, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
-                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
-                                      score_stride, out, gridDim.y);                              \
-        else if ((int)blockIdx.y < light_splits) /* the last row block, half empty */             \
-            attend<1, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
-                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
-                                      score_stride, out, light_splits);                           \
+            attend<M, 16 * M, false, SCORES>(query, rows, page_table, n_pages, page_tiles, bits,  \
+                                             words, count, open_len, n_slots, n, h, scale, acc,   \
+                                             stats, scores, score_stride, out);                   \
+        else                                                                                      \
+            attend<1, 16 * M, true, SCORES>(query, rows, page_table, n_pages, page_tiles, bits,   \
+                                            words, count, open_len, n_slots, n, h, scale, acc,    \
+                                            stats, scores, score_stride, out);                    \
     }
 
 VERIFY_ATTN(verify_attn_mma_32, 2, false)
@@ -691,8 +627,11 @@ VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
         const i64* count,    /* [1] */                                                            \
         const i64* n_slots,  /* [1] */                                                            \
         real* out,           /* [n, h, 512] */                                                    \
-        int splits, int light_splits, int heavy_rows, int n, int h) {                             \
-        merge<PARTS>(acc, stats, count, n_slots, out, splits, light_splits, heavy_rows, n, h);    \
+        int most,            /* the splits that the grid was made for */                          \
+        int keys,            /* slots a tile */                                                   \
+        int heavy_rows,      /* rows from here on are those of a last block that is half empty */ \
+        int n, int h) {                                                                           \
+        merge<PARTS>(acc, stats, count, n_slots, out, most, keys, heavy_rows, n, h);              \
     }
 
 MERGE(1)
