@@ -30,6 +30,7 @@ TILE = 32  # page sizes are multiples of it
 
 _MANY, _FEW = 32, 16  # rows a block of the fast kernel, or of a last block with no more
 _THREADS = 128
+_MERGE_THREADS, _MERGE_BLOCKS_PER_SM = 128, 9
 
 # Dynamic shared memory of verify_attn_mma_<rows>, by rows; the .cu asserts the same numbers.
 MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072}
@@ -109,14 +110,16 @@ def verify_attn(
     split_size  slots a split, of the plain kernel; the fast ones have their own choice
     max_slots   at least n_slots: the grid is made for it
     scores      [n, h, at least n_slots] float32 filled with -inf, or None
-    splits      instead of the choice: at most so many blocks share the tiles of a row block
+    splits      instead of the choices: at most so many blocks share the tiles of a row block, and
+                `wgmma` wherever it fits
     """
     if layer.swizzled:
         n, h, _ = query.shape
-        fits = n * h > _FEW and layer.page_size % cuda_hopper.TILE == 0
-        kernels = (mma, wgmma if fits else None)
+        pays = splits is not None or wgmma_pays(n * h, max_slots)
+        if not (pays and wgmma_fits(n * h, layer.page_size)):
+            wgmma = None
         return _verify_attn_fast(
-            *kernels, layer, query, visibility, latent_len, scale, max_slots, scores, splits
+            mma, wgmma, layer, query, visibility, latent_len, scale, max_slots, scores, splits
         )
     return _verify_attn_plain(
         plain, layer, query, visibility, latent_len, scale, split_size, max_slots, scores
@@ -219,7 +222,8 @@ def _verify_attn_fast(
         heavy_rows -= light_rows
         split = mma(f"verify_attn_mma_{block_rows}{name}")
         shared = MMA_SHARED_BYTES[str(block_rows)]
-        if row_blocks * splits <= device.n_sms:
+        light = light_splits(-(-max_slots // TILE), splits) if light_rows else 0
+        if (row_blocks - (light_rows > 0)) * splits + light <= device.n_sms:
             # Where each can have an SM to itself: they start while the kernel ahead still holds
             # some SMs, and two would share one of the others.
             shared = max(shared, device.shared_bytes // 2)
@@ -241,15 +245,15 @@ def _verify_attn_fast(
     )
     if alone:
         return out
-    parts = merge_parts(splits)
+    parts = merge_parts(n * h, splits, device)
     merge = mma(f"verify_attn_mma_merge_{parts}")
     if merge.preferred_shared_memory_carveout != 100:
         # The same as the splits': an SM changes it only when it is empty.
         merge.preferred_shared_memory_carveout = 100
     launch(
         merge,
-        (-(-n * h * parts // 2), 1, 1),
-        256,
+        (n * h * parts, 1, 1),
+        _MERGE_THREADS,
         0,
         [
             *(acc, stats, visibility.count, visibility.n_slots, out),
@@ -268,9 +272,28 @@ def row_blocks_of(n_rows: int) -> tuple[int, int, int]:
     return _MANY, -(-n_rows // _MANY), left if left <= _FEW else 0
 
 
-def merge_parts(splits: int) -> int:
-    """How many threads share the splits of a row's four columns: each has eight loads in flight."""
-    return next(parts for parts in (1, 2, 4, 8, 32) if splits <= 8 * parts or parts == 32)
+def wgmma_fits(n_rows: int, page_size: int) -> bool:
+    """Whether Hopper's own kernel takes it: more than a small block's rows, whole tiles a page."""
+    return n_rows > _FEW and page_size % cuda_hopper.TILE == 0
+
+
+def wgmma_pays(n_rows: int, max_slots: int) -> bool:
+    """Whether it is the faster: where its larger blocks keep every SM at work."""
+    import cupy as cp
+
+    tiles = -(-n_rows // cuda_hopper.ROWS) * (_typical(max_slots) // cuda_hopper.TILE)
+    return tiles >= 2 * device_size(cp.cuda.Device().id).n_sms
+
+
+def merge_parts(n_rows: int, splits: int, device: DeviceSize) -> int:
+    """How many threads share the splits of four columns: as many as can be at work at once."""
+    most = min(splits // 2, _MERGE_BLOCKS_PER_SM * device.n_sms // n_rows)
+    return max(parts for parts in (1, 2, 4, 8, 16, 32) if parts <= max(1, most))
+
+
+def _typical(max_slots: int) -> int:
+    """Slots in the middle of a bucket of slots, where the choices are judged."""
+    return max(1, max_slots * 3 // 4)
 
 
 # Microseconds, measured on an H200 (benchmarks/kernels/verify_attn.py --sweep). They choose a grid,
@@ -286,12 +309,9 @@ _PARTIAL_US_PER_MB = 0.7  # of partial results, written and read
 
 
 def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
-    """At most so many blocks share the tiles: one on each SM, or two, whichever is the faster.
-
-    What that is, is judged in the middle of the bucket of slots that ends at max_slots.
-    """
+    """At most so many blocks share the tiles: one on each SM, or two, whichever is the faster."""
     block_rows, row_blocks, light_rows = row_blocks_of(n_rows)
-    slots = max(1, max_slots * 3 // 4)
+    slots = _typical(max_slots)
     tiles = -(-slots // TILE)
     heavy = row_blocks - (light_rows > 0)
 
@@ -315,7 +335,7 @@ def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
 def choose_wgmma_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
     """The same for blocks of 64 rows and tiles of 64 slots: one on each SM, or so several times."""
     row_blocks = -(-n_rows // cuda_hopper.ROWS)
-    tiles = -(-max(1, max_slots * 3 // 4) // cuda_hopper.TILE)
+    tiles = -(-_typical(max_slots) // cuda_hopper.TILE)
 
     def cost(splits: int) -> float:
         splits = splits_in_use(tiles, splits)

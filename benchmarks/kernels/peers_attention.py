@@ -365,7 +365,9 @@ def candidates(data: Data) -> Iterator[tuple[str, Call, torch.Tensor | None]]:
     for splits in sorted({max(1, min(most, n_sms // programs * k // 2)) for k in (1, 2, 4)}):
         yield DECODE, partial(decode, data, splits=splits), everything
     if find_spec("flashinfer"):
-        yield FLASHINFER, flashinfer_mla(data), None
+        chain = torch.ones_like(data.seen)
+        chain[:, shape.committed :] = torch.ones_like(data.tree).tril()
+        yield FLASHINFER, flashinfer_mla(data), eager(data.query, data.rows[0], chain).float()
     yield PRODUCTS, lambda rows: two_products(data.query, rows), None
 
 

@@ -482,7 +482,11 @@ def time_shapes(device: Device, shapes: list[Shape]) -> dict[str, float]:
 def splits_of(device: Device, shape: Shape) -> str:
     """Splits in use, of those in the grid."""
     size = attention.device_size(0)
-    by_wgmma = device.hopper and shape.rows() > 16
+    by_wgmma = (
+        device.hopper
+        and attention.wgmma_fits(shape.rows(), PAGE)
+        and attention.wgmma_pays(shape.rows(), slot_bucket(shape.slots()))
+    )
     choose = attention.choose_wgmma_splits if by_wgmma else attention.choose_splits
     most = choose(shape.rows(), slot_bucket(shape.slots()), size)
     tile = cuda_hopper.TILE if by_wgmma else attention.TILE
@@ -494,7 +498,7 @@ def sweep(device: Device, shapes: list[Shape]) -> None:
     size = attention.device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        by_wgmma = device.hopper and shape.rows() > 16
+        by_wgmma = device.hopper and attention.wgmma_fits(shape.rows(), PAGE)
         tile = cuda_hopper.TILE if by_wgmma else attention.TILE
         rows = cuda_hopper.ROWS if by_wgmma else attention.row_blocks_of(shape.rows())[0]
         tiles, row_blocks = -(-shape.slots() // tile), -(-shape.rows() // rows)

@@ -42,7 +42,7 @@
 //
 // grid (ceil(n h / 32), splits)   block 128   shared memory: Shared::BYTES, dynamic, below
 // n h <= 16: the same with 16 rows (verify_attn_mma_16)
-// merge: grid (ceil(n h PARTS / 2))   block 256
+// merge: grid (n h PARTS)   block 128
 
 #include "attention.cuh"
 
@@ -144,11 +144,12 @@ __device__ __forceinline__ u32 bad_slots(u32 tile, int warp, int lane, int n_val
     return __reduce_or_sync(~0u, bad);
 }
 
-// In the warp's 128 columns: 0 for what is not finite, and in rows from n_valid on.
-__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid) {
-    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
-#pragma unroll 4
-    for (int row = lane >> 4; row < KEYS; row += 2, at += 2 * ROW_BYTES) {
+// In the warp's 128 columns: 0 for what is not finite if some of it is bad, and in rows from n_valid on.
+__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid, u32 bad) {
+    int begin = bad ? 0 : n_valid & ~1;
+    u32 at = tile + (begin + (lane >> 4)) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+#pragma unroll 1
+    for (int row = begin + (lane >> 4); row < KEYS; row += 2, at += 2 * ROW_BYTES) {
         u32 x[4] = {0, 0, 0, 0};
         if (row < n_valid) read_shared(x, at);
         write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
@@ -207,12 +208,12 @@ __device__ __forceinline__ void attend(
     wait_for_predecessor();
     let_successor_start();
 
+    i64 places = place(split);  // asked for at once, whatever comes of it
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
     bool padding = first_row >= read_now(count) * h;  // nobody reads its results
     int cache_tiles = tiles_of(n_slots), splits = splits_of(cache_tiles);
     // Nor does the merge read a split that is not in use. One branch: two would load one after the other.
     if (padding | (split >= splits)) return;
-    i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
     int n_tiles = (cache_tiles - split + splits - 1) / splits;
 
     // Tile k of this block is tile split + k splits of the cache.
@@ -222,10 +223,11 @@ __device__ __forceinline__ void attend(
                   left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + (k & 1) * 8);
     };
     if (warp == 0) {
-        i64 second = __shfl_sync(~0u, places, 1);
-        if (lane == 0) {
-            start_copy(0, places);
-            if (n_tiles > 1) start_copy(1, second);
+        if (lane == 0) start_copy(0, places);
+        if (n_tiles > 1) {
+            places = place(split + lane * splits);  // from now on, of this block's tile 32 i + lane
+            i64 second = __shfl_sync(~0u, places, 1);
+            if (lane == 0) start_copy(1, second);
         }
     }
 
@@ -312,33 +314,6 @@ __device__ __forceinline__ void attend(
         int first = (split + k * splits) * KEYS;
         bool masked = first + KEYS > open_len;
         __syncthreads();
-        if (masked) {
-            u32 bad = bad_slots(tile, warp, lane, n_slots - first);
-#pragma unroll 1
-            for (u32 left = bad; left; left &= left - 1) {
-                int slot = __ffs(left) - 1;
-#pragma unroll
-                for (int oct = 0; oct < OCTETS; ++oct) {
-                    int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
-                    bool sees = row < n_rows && (visible_slots(bits, words, row / h, first, open_len,
-                                                               n_slots) >> slot) & 1;
-                    if (!__any_sync(~0u, sees)) continue;
-#pragma unroll
-                    for (int t = 0; t < COLUMN_TILES; ++t) {
-                        u32 pair;
-                        asm volatile("ld.shared.u32 %0, [%1];"
-                                     : "=r"(pair)
-                                     : "r"(tile + slot * ROW_BYTES + warp * 256 + (t >> 3) * 128 +
-                                           (((t & 7) ^ (slot & 7)) * 16) + (lane & 3) * 4));
-                        int e = 2 * (oct & 1);
-                        if (sees && not_finite(pair << 16)) o[oct >> 1][t][e] = NOT_A_NUMBER;
-                        if (sees && not_finite(pair & 0xffff0000u)) o[oct >> 1][t][e + 1] = NOT_A_NUMBER;
-                    }
-                }
-            }
-            __syncwarp();
-            if (bad || n_slots - first < KEYS) clean_values(tile, warp, lane, n_slots - first);
-        }
 
         u32 p[OCTETS][4];  // [octet of this warp][8 keys]: two probabilities each
         if (warp < OCTETS) {
@@ -355,7 +330,10 @@ __device__ __forceinline__ void attend(
                     x[4 * half + e] =
                         (s[0][2 * half + (e >> 1)][e & 1] + a[e]) + (b[e] + c[e]);
             }
+            bool bad = false;
             if (masked || SCORES) {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) bad |= !(fabsf(x[e]) < POS_INF);
                 int row = first_row + warp * 8 + (lane >> 2);
                 u32 seen = 0;
                 if (row < n_rows)
@@ -389,7 +367,7 @@ __device__ __forceinline__ void attend(
 #pragma unroll
             for (int t = 0; t < 4; ++t) p[0][t] = pack_bf16(x[2 * t], x[2 * t + 1]);
             write_shared(p_at + warp * 512, p[0][0], p[0][1], p[0][2], p[0][3]);
-            u32 moved = __any_sync(~0u, moves);
+            u32 moved = __any_sync(~0u, moves) | __any_sync(~0u, bad) << 1;
             if ((lane & 3) == 0)
                 asm volatile("st.shared.f32 [%0], %1;" ::"r"(alpha_at + warp * 4), "f"(alpha)
                              : "memory");
@@ -400,10 +378,38 @@ __device__ __forceinline__ void attend(
         __syncthreads();
         u32 moved[4];
         read_shared(moved, moved_at);
+        u32 flags = moved[0] | moved[1] | (OCTETS == 4 ? moved[2] | moved[3] : 0u);
+        if (masked) {
+            u32 bad = flags & 2 ? bad_slots(tile, warp, lane, n_slots - first) : 0;
+#pragma unroll 1
+            for (u32 left = bad; left; left &= left - 1) {
+                int slot = __ffs(left) - 1;
+#pragma unroll
+                for (int oct = 0; oct < OCTETS; ++oct) {
+                    int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
+                    bool sees = row < n_rows && (visible_slots(bits, words, row / h, first, open_len,
+                                                               n_slots) >> slot) & 1;
+                    if (!__any_sync(~0u, sees)) continue;
+#pragma unroll
+                    for (int t = 0; t < COLUMN_TILES; ++t) {
+                        u32 pair;
+                        asm volatile("ld.shared.u32 %0, [%1];"
+                                     : "=r"(pair)
+                                     : "r"(tile + slot * ROW_BYTES + warp * 256 + (t >> 3) * 128 +
+                                           (((t & 7) ^ (slot & 7)) * 16) + (lane & 3) * 4));
+                        int e = 2 * (oct & 1);
+                        if (sees && not_finite(pair << 16)) o[oct >> 1][t][e] = NOT_A_NUMBER;
+                        if (sees && not_finite(pair & 0xffff0000u)) o[oct >> 1][t][e + 1] = NOT_A_NUMBER;
+                    }
+                }
+            }
+            __syncwarp();
+            if (bad || n_slots - first < KEYS) clean_values(tile, warp, lane, n_slots - first, bad);
+        }
 #pragma unroll
         for (int oct = M == 2 ? 1 : 0; oct < OCTETS; ++oct)
             read_shared(p[oct], p_at + (oct ^ (warp & OWN)) * 512);
-        if (moved[0] | moved[1] | (OCTETS == 4 ? moved[2] | moved[3] : 0u)) {
+        if (flags & 1) {
 #pragma unroll
             for (int oct = 0; oct < OCTETS; ++oct) {
                 float alpha = read_shared(alpha_at + (oct ^ (warp & OWN)) * 4);
@@ -494,21 +500,23 @@ __device__ __forceinline__ void attend(
     }
 }
 
-// The splits' softmax as one. PARTS threads share four columns of a row: part p sums the splits p,
-// p + PARTS, ..., ascending, and the parts' sums are added in a fixed order. The launcher takes
-// parts enough for all loads of a thread to be in flight at once.
+// The splits' softmax as one. A block serves LATENT / PARTS columns of a row, four a thread; PARTS threads
+// share four columns: part p sums the splits p, p + PARTS, ..., ascending, and the parts' sums are added in
+// a fixed order. The launcher takes as many parts as threads can be at work at once.
+constexpr int MERGE_THREADS = LATENT / 4;
+constexpr int MOST_SPLITS = 1024;  // the launcher knows it
 template <int PARTS>
 __device__ __forceinline__ void merge(
     const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int most,
     int keys, int heavy_rows, int n, int h) {
-    constexpr int QUADS = 256 / PARTS;  // four columns each; more than a row has where PARTS is 1
-    constexpr int GROUPS = QUADS < 32 ? 8 : PARTS;  // sums that meet in shared memory
-    constexpr int BATCH = 8;
+    constexpr int QUADS = MERGE_THREADS / PARTS;
+    constexpr int WARPS_ALL = MERGE_THREADS / 32, GROUPS = QUADS < 32 ? WARPS_ALL : PARTS;
+    constexpr int BATCH = 8;  // loads in flight
+    __shared__ float weights[MOST_SPLITS];
     __shared__ float4 sums[PARTS == 1 ? 1 : GROUPS][PARTS == 1 ? 1 : QUADS];
-    __shared__ float norms[GROUPS];
-    int part = threadIdx.x / QUADS, lane = threadIdx.x & 31, n_rows = n * h;
-    int at = blockIdx.x * QUADS + threadIdx.x % QUADS;
-    int row = at / (LATENT / 4), quad = at % (LATENT / 4);
+    __shared__ float norms[WARPS_ALL];
+    int part = threadIdx.x / QUADS, here = threadIdx.x % QUADS, lane = threadIdx.x & 31;
+    int row = blockIdx.x / PARTS, quad = blockIdx.x % PARTS * QUADS + here;
     // These two were written before the splits began, and the splits let this kernel start only
     // after they had waited for that.
     int cache_tiles = (int)((*n_slots + keys - 1) / keys);
@@ -521,33 +529,33 @@ __device__ __forceinline__ void merge(
 
     const float2* stat = (const float2*)stats + (i64)row * most;
     const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + quad;
-    i64 stride = (i64)n_rows * (LATENT / 4);
+    i64 stride = (i64)n * h * (LATENT / 4);
     float4 x[BATCH];
-    float2 its[BATCH];
     auto load = [&](int first) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             int i = first + b * PARTS;
-            x[b] = float4{0.f, 0.f, 0.f, 0.f};
-            its[b] = float2{NEG_INF, 0.f};
-            if (i < used) {
-                x[b] = from[i * stride];
-                its[b] = stat[i];
-            }
+            x[b] = i < used ? from[i * stride] : float4{0.f, 0.f, 0.f, 0.f};
         }
     };
     load(part);
-    float top = NEG_INF;
+    float top = NEG_INF, norm = 0.f;
     for (int i = lane; i < used; i += 32) top = fmaxf(top, stat[i].x);
     top = warp_max(top);
+    for (int i = threadIdx.x; i < used; i += MERGE_THREADS) {
+        float weight = exp2_fast(stat[i].x - top);
+        weights[i] = weight;
+        norm = fmaf(weight, stat[i].y, norm);
+    }
+    norm = warp_sum(norm);
+    if (lane == 0) norms[threadIdx.x >> 5] = norm;
+    __syncthreads();
     float4 sum = {0.f, 0.f, 0.f, 0.f};
-    float norm = 0.f;
     for (int i = part;;) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (i + b * PARTS >= used) break;
-            float weight = exp2_fast(its[b].x - top);
-            norm = fmaf(weight, its[b].y, norm);
+            float weight = weights[i + b * PARTS];
             sum.x = fmaf(weight, x[b].x, sum.x);
             sum.y = fmaf(weight, x[b].y, sum.y);
             sum.z = fmaf(weight, x[b].z, sum.z);
@@ -565,11 +573,8 @@ __device__ __forceinline__ void merge(
             sum.y += __shfl_xor_sync(~0u, sum.y, offset);
             sum.z += __shfl_xor_sync(~0u, sum.z, offset);
             sum.w += __shfl_xor_sync(~0u, sum.w, offset);
-            norm += __shfl_xor_sync(~0u, norm, offset);
         }
-        int group = QUADS < 32 ? (int)threadIdx.x >> 5 : part, here = threadIdx.x % QUADS;
-        if (QUADS >= 32 || lane < QUADS) sums[group][here] = sum;
-        if (QUADS >= 32 ? here == 0 : lane == 0) norms[group] = norm;
+        if (QUADS >= 32 || lane < QUADS) sums[QUADS < 32 ? (int)threadIdx.x >> 5 : part][here] = sum;
         __syncthreads();
         if (threadIdx.x >= QUADS) return;
 #pragma unroll
@@ -579,9 +584,9 @@ __device__ __forceinline__ void merge(
             sum.y += y.y;
             sum.z += y.z;
             sum.w += y.w;
-            norm += norms[i];
         }
     }
+    norm = (norms[0] + norms[1]) + (norms[2] + norms[3]);
     u32* to = (u32*)(out + (i64)row * LATENT + (quad >> 2) * 16 + (quad & 3) * 2);
     to[0] = pack_bf16(sum.x / norm, sum.y / norm);
     to[4] = pack_bf16(sum.z / norm, sum.w / norm);
@@ -621,7 +626,7 @@ VERIFY_ATTN(verify_attn_mma_32_scores, 2, true)
 VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
 
 #define MERGE(PARTS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) verify_attn_mma_merge_##PARTS(              \
+    extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 9) verify_attn_mma_merge_##PARTS(              \
         const float* acc,    /* [splits, n h, 512] */                                             \
         const float* stats,  /* [n h, splits, 2] */                                               \
         const i64* count,    /* [1] */                                                            \
@@ -638,4 +643,5 @@ MERGE(1)
 MERGE(2)
 MERGE(4)
 MERGE(8)
+MERGE(16)
 MERGE(32)

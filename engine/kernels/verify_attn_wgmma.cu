@@ -18,7 +18,7 @@
 // 8 j + 2 q + (0, 1) of each. Softmax is in base 2; the reference exponent of a row moves only when a score
 // exceeds it by 8, so accumulators are rescaled a few times a run.
 //
-// A tile in shared memory is nine groups of 64 columns, [64 slots][128 bytes] each. One tensor copy makes it
+// A tile in shared memory is nine groups of 64 columns, [64 slots][128 bytes] each. Tensor copies make it
 // of the cache, where a row is 1,152 bytes; the cache's swizzle (chunk q of 128 bytes at q ^ (row & 7)) is
 // the one that wgmma reads, because tiles begin at multiples of eight rows. Groups are keys as they lie, and
 // values transposed: 16 slots deep, 64 columns wide.
@@ -37,6 +37,7 @@ namespace {
 constexpr int ROWS = 64;  // of the query, a block
 constexpr int KEYS = 64;  // slots, a tile
 constexpr int GROUPS = 9;
+constexpr int PIECES = 3;  // copies of a tile, of three groups each: the scores of the first need not wait
 constexpr int GROUP_BYTES = KEYS * 128;
 constexpr int TILE_BYTES = GROUPS * GROUP_BYTES;
 constexpr int ATOM_BYTES = 1024;  // eight rows of 128 bytes
@@ -48,8 +49,8 @@ constexpr int ALPHA_AT = P_AT + ROWS * KEYS * 2;
 constexpr int MOVED_AT = ALPHA_AT + ROWS * 4;
 constexpr int BAD_AT = MOVED_AT + 16;  // two words a warpgroup
 constexpr int BARRIERS_AT = BAD_AT + 16;
-constexpr int BYTES = BARRIERS_AT + 4 * 8;
-static_assert(BYTES == 229696, "cuda_hopper.py knows it");
+constexpr int BYTES = BARRIERS_AT + 2 * (PIECES + 1) * 8;
+static_assert(BYTES == 229728, "cuda_hopper.py knows it");
 
 // Of the named barriers, 0 being __syncthreads.
 constexpr int WEIGHED = 1;  // probabilities are written
@@ -69,19 +70,26 @@ __device__ __forceinline__ void pass() {
     asm volatile("bar.arrive %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
 
+// `bar`: the first of PIECES barriers.
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int row, u32 bar) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(TILE_BYTES)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[%0], [%1, {%2, %3, %2}], [%4];" ::"r"(to),
-        "l"(map), "r"(0), "r"(row), "r"(bar)
-        : "memory");
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar + piece * 8),
+                     "r"(TILE_BYTES / PIECES)
+                     : "memory");
+        asm volatile(
+            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to + piece * (TILE_BYTES / PIECES)),
+            "l"(map), "r"(0), "r"(row), "r"(piece * (GROUPS / PIECES)), "r"(bar + piece * 8)
+            : "memory");
+    }
 }
 __device__ __forceinline__ void prefetch_tile(const TensorMap* map, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %1}];" ::"l"(map), "r"(0),
-                 "r"(row)
-                 : "memory");
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece)
+        asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+                     "r"(0), "r"(row), "r"(piece * (GROUPS / PIECES))
+                     : "memory");
 }
 
 __device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -171,36 +179,42 @@ __device__ __forceinline__ void add_values(float (&d)[128], u64 a, u64 b) {
 // NaN where the slot's value is not finite; then 0 for such values, and for slots from n_valid on.
 template <int WARPGROUP>
 __device__ __forceinline__ void clean_values(
-    float (&o)[128], u32 half_tile, u32 bad_at, int thread, u64 seen_low, u64 seen_high,
+    float (&o)[128], u32 half_tile, u32 moved_at, u32 bad_at, int thread, u64 seen_low, u64 seen_high,
     int n_valid) {
+    // What is not finite shows in every row's score of its slot.
+    u32 moved[4];
+    read_shared(moved, moved_at);
+    bool hostile = (moved[0] | moved[1] | moved[2] | moved[3]) & 2;
+    u64 bad_slots = 0;
     // Thread: slots (thread / 8) + 16 i, chunk thread % 8 of each of the four groups of columns.
     u32 at = half_tile + thread * 16;
-    bool any = false;
-    u64 bad = 0;
+    if (hostile) {
+        if (thread < 2)
+            asm volatile("st.shared.u32 [%0], %1;" ::"r"(bad_at + thread * 4), "r"(0) : "memory");
+        meet<GROUP + WARPGROUP, 128>();
+        u64 bad = 0;
 #pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-        int slot = (thread >> 3) + 16 * i;
-        bool found = false;
-        if (slot < n_valid)
+        for (int i = 0; i < 4; ++i) {
+            int slot = (thread >> 3) + 16 * i;
+            bool found = false;
+            if (slot < n_valid)
 #pragma unroll
-            for (int g = 0; g < 4; ++g) {
-                u32 x[4];
-                read_shared(x, at + g * GROUP_BYTES + i * 2048);
-                found |= not_finite(x[0]) || not_finite(x[1]) || not_finite(x[2]) || not_finite(x[3]);
-            }
-        bad |= (u64)found << slot;
-        any |= found;
+                for (int g = 0; g < 4; ++g) {
+                    u32 x[4];
+                    read_shared(x, at + g * GROUP_BYTES + i * 2048);
+                    found |= not_finite(x[0]) || not_finite(x[1]) || not_finite(x[2]) || not_finite(x[3]);
+                }
+            bad |= (u64)found << slot;
+        }
+        if (bad) {
+            asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(bad_at), "r"((u32)bad) : "memory");
+            asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(bad_at + 4), "r"((u32)(bad >> 32)) : "memory");
+        }
+        meet<GROUP + WARPGROUP, 128>();
+        u32 low, high;
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(bad_at) : "memory");
+        bad_slots = (u64)high << 32 | low;
     }
-    if (thread < 2) asm volatile("st.shared.u32 [%0], %1;" ::"r"(bad_at + thread * 4), "r"(0) : "memory");
-    meet<GROUP + WARPGROUP, 128>();
-    if (any) {
-        asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(bad_at), "r"((u32)bad) : "memory");
-        asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(bad_at + 4), "r"((u32)(bad >> 32)) : "memory");
-    }
-    meet<GROUP + WARPGROUP, 128>();
-    u32 low, high;
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(bad_at) : "memory");
-    u64 bad_slots = (u64)high << 32 | low;
     if (bad_slots) {
         int q = thread & 3;
 #pragma unroll 1
@@ -228,6 +242,7 @@ __device__ __forceinline__ void clean_values(
 #pragma unroll 1
         for (int i = 0; i < 4; ++i) {
             int slot = (thread >> 3) + 16 * i;
+            if (!bad_slots && slot < n_valid) continue;
 #pragma unroll
             for (int g = 0; g < 4; ++g) {
                 u32 x[4] = {0, 0, 0, 0};
@@ -267,7 +282,7 @@ __device__ __forceinline__ void attend(
     int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out) {
     extern __shared__ __align__(1024) char memory[];
     u32 base = shared_address(memory);
-    u32 full = base + BARRIERS_AT, empty = full + 16;
+    u32 full = base + BARRIERS_AT, empty = full + 2 * PIECES * 8;
     int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
     int first_row = blockIdx.x * ROWS, n_rows = n * h, split = blockIdx.y;
 
@@ -278,8 +293,8 @@ __device__ __forceinline__ void attend(
         return read_now(page_table + page) * page_tiles + (tile - page * page_tiles);
     };
     if (warp == 4 && lane == 0) {
-        barrier_init(full, 1);
-        barrier_init(full + 8, 1);
+#pragma unroll
+        for (int i = 0; i < 2 * PIECES; ++i) barrier_init(full + i * 8, 1);
         barrier_init(empty, 8);
         barrier_init(empty + 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -291,6 +306,7 @@ __device__ __forceinline__ void attend(
     }
     wait_for_predecessor();
     let_successor_start();
+    i64 first_place = place(split);  // asked for at once, whatever comes of it
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
     bool padding = first_row >= read_now(count) * h;  // nobody reads its results
     int cache_tiles = (n_slots + KEYS - 1) / KEYS;
@@ -298,10 +314,7 @@ __device__ __forceinline__ void attend(
     if (padding | (split >= splits)) return;
     int n_tiles = (cache_tiles - split + splits - 1) / splits;
 
-    if (warp == 4) {
-        i64 at = place(split);
-        if (lane == 0) copy_tile(base, map, (int)at * KEYS, full);
-    }
+    if (warp == 4 && lane == 0) copy_tile(base, map, (int)first_place * KEYS, full);
     // The query as wgmma reads it: rows of 128 bytes in nine groups, swizzled; 0 where there is no row.
     {
         const char* from = query + (i64)first_row * ROW_BYTES;
@@ -345,17 +358,21 @@ __device__ __forceinline__ void attend(
         for (int k = 0; k < n_tiles; ++k) {
             u32 tile = base + (k & 1) * TILE_BYTES;
             float s[32];
-            barrier_wait(full + (k & 1) * 8, (k >> 1) & 1);
-            open_products();
 #pragma unroll
             for (int step = 0; step < 36; ++step) {
+                if (step % 12 == 0)
+                    barrier_wait(full + ((k & 1) * PIECES + step / 12) * 8, (k >> 1) & 1);
+                if (step == 0) open_products();
                 u32 at = (step >> 2) * GROUP_BYTES + (step & 3) * 32;
                 multiply_keys(s, matrix_at(base + QUERY_AT + at), matrix_at(tile + at), step == 0);
             }
             finish_products();
             int first = (split + k * splits) * KEYS;
             bool masked = first + KEYS > open_len;
+            bool bad = false;
             if (masked || SCORES) {
+#pragma unroll
+                for (int e = 0; e < 32; ++e) bad |= !(fabsf(s[e]) < POS_INF);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     u64 mine = seen_by(row + 8 * r, first) >> q2;
@@ -394,7 +411,7 @@ __device__ __forceinline__ void attend(
                 }
                 norm[r] = fmaf(norm[r], alpha[r], sum);
             }
-            u32 moved = __any_sync(~0u, moves);
+            u32 moved = __any_sync(~0u, moves) | __any_sync(~0u, bad) << 1;
             meet<SUMMED, 256>();  // the probabilities of the tile before have been read
 #pragma unroll
             for (int j = 0; j < 8; ++j)
@@ -411,9 +428,9 @@ __device__ __forceinline__ void attend(
             if (lane == 0) asm volatile("st.shared.u32 [%0], %1;" ::"r"(moved_at), "r"(moved) : "memory");
             show_writes();
             meet<WEIGHED, 256>();
-            if (moved) rescale(o, alpha[0], alpha[1]);
+            if (moved & 1) rescale(o, alpha[0], alpha[1]);
             if (masked)
-                clean_values<0>(o, tile, base + BAD_AT, thread, seen_by(row, first),
+                clean_values<0>(o, tile, base + MOVED_AT, base + BAD_AT, thread, seen_by(row, first),
                                 seen_by(row + 8, first), n_slots - first);
             add_tile(o, p_at, tile);
             if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
@@ -445,15 +462,16 @@ __device__ __forceinline__ void attend(
                 i64 at = __shfl_sync(~0u, places, next & 31);
                 if (k >= 1) barrier_wait(empty + (next & 1) * 8, ((next >> 1) - 1) & 1);
                 if (lane == 0)
-                    copy_tile(base + (next & 1) * TILE_BYTES, map, (int)at * KEYS, full + (next & 1) * 8);
+                    copy_tile(base + (next & 1) * TILE_BYTES, map, (int)at * KEYS,
+                              full + (next & 1) * PIECES * 8);
             }
             meet<WEIGHED, 256>();
             u32 moved;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(moved) : "r"(moved_at) : "memory");
-            if (moved) rescale(o, read_shared(alpha_at), read_shared(alpha_at + 32));
+            if (moved & 1) rescale(o, read_shared(alpha_at), read_shared(alpha_at + 32));
             int first = (split + k * splits) * KEYS;
             if (first + KEYS > open_len)
-                clean_values<1>(o, half_tile, base + BAD_AT + 8, thread, seen_by(row, first),
+                clean_values<1>(o, half_tile, base + MOVED_AT, base + BAD_AT + 8, thread, seen_by(row, first),
                              seen_by(row + 8, first), n_slots - first);
             add_tile(o, p_at, half_tile);
             if (lane == 0) barrier_arrive(empty + (k & 1) * 8);

@@ -53,6 +53,7 @@ def attend(
             ),
             *(C, SCALE, 32, pages * PAGE, None),
             wgmma=partial(modules.kernel, "verify_attn_wgmma") if kind == "wgmma" else None,
+            splits=3,
         )
     return np.asarray(kernels.to_host(out))
 
