@@ -12,13 +12,18 @@ constexpr float SLACK = 8.f;  // a score may exceed its row's reference by this 
 // Of `most` blocks that a row block has in the grid, how many share its tiles: no more than take as long.
 __device__ __forceinline__ int splits_in_use(int tiles, int most) {
     if (tiles <= 1) return 1;
-    int each = (tiles + most - 1) / most;
-    return (tiles + each - 1) / each;
+    u32 each = ((u32)tiles + most - 1) / (u32)most;  // unsigned: half the instructions
+    return ((u32)tiles + each - 1) / each;
 }
 // A last row block that works half as long takes as few of them as keep up with the others'.
 __device__ __forceinline__ int light_splits(int tiles, int splits) {
-    int each = max(1, (tiles + splits - 1) / splits * 19 / 11);
-    return min(splits, (tiles + each - 1) / each);
+    u32 each = max(1u, ((u32)tiles + splits - 1) / (u32)splits * 19 / 11);
+    return min((u32)splits, ((u32)tiles + each - 1) / each);
+}
+
+// Those of one split: split, split + splits, ...
+__device__ __forceinline__ int tiles_of_split(int tiles, int split, int splits) {
+    return (u32)(tiles - split + splits - 1) / (u32)splits;
 }
 
 // Barriers in shared memory that count arrivals and the bytes of bulk copies.

@@ -188,10 +188,9 @@ __device__ __forceinline__ void attend(
         return LIGHT ? light_splits(tiles, splits) : splits;
     };
     if (warp == 0) {
-        if (lane < 2) {
-            // Tables that the kernel ahead has yet to write mislead no more than this prefetch.
-            int tiles = tiles_of(read_now(n_slots_at)), tile = split + lane * splits_of(tiles);
-            i64 at = tile < tiles ? place(tile) : -1;
+        if (lane == 0) {
+            // A table that the kernel ahead has yet to write misleads no more than this prefetch.
+            i64 at = place(split);
             if (at >= 0 && at < (i64)n_pages * page_tiles)
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
                              "r"(TILE_BYTES));
@@ -214,7 +213,7 @@ __device__ __forceinline__ void attend(
     int cache_tiles = tiles_of(n_slots), splits = splits_of(cache_tiles);
     // Nor does the merge read a split that is not in use. One branch: two would load one after the other.
     if (padding | (split >= splits)) return;
-    int n_tiles = (cache_tiles - split + splits - 1) / splits;
+    int n_tiles = tiles_of_split(cache_tiles, split, splits);
 
     // Tile k of this block is tile split + k splits of the cache.
     auto start_copy = [&](int k, i64 at) {
@@ -504,7 +503,7 @@ __device__ __forceinline__ void attend(
 // share four columns: part p sums the splits p, p + PARTS, ..., ascending, and the parts' sums are added in
 // a fixed order. The launcher takes as many parts as threads can be at work at once.
 constexpr int MERGE_THREADS = LATENT / 4;
-constexpr int MOST_SPLITS = 1024;  // the launcher knows it
+constexpr int MOST_SPLITS = 512;  // the launcher knows it
 template <int PARTS>
 __device__ __forceinline__ void merge(
     const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int most,
@@ -512,9 +511,9 @@ __device__ __forceinline__ void merge(
     constexpr int QUADS = MERGE_THREADS / PARTS;
     constexpr int WARPS_ALL = MERGE_THREADS / 32, GROUPS = QUADS < 32 ? WARPS_ALL : PARTS;
     constexpr int BATCH = 8;  // loads in flight
-    __shared__ float weights[MOST_SPLITS];
+    constexpr int KEPT = 2;   // exponents and sums of splits that a lane reads but once
+    __shared__ float weights_of_warps[WARPS_ALL][MOST_SPLITS];
     __shared__ float4 sums[PARTS == 1 ? 1 : GROUPS][PARTS == 1 ? 1 : QUADS];
-    __shared__ float norms[WARPS_ALL];
     int part = threadIdx.x / QUADS, here = threadIdx.x % QUADS, lane = threadIdx.x & 31;
     int row = blockIdx.x / PARTS, quad = blockIdx.x % PARTS * QUADS + here;
     // These two were written before the splits began, and the splits let this kernel start only
@@ -539,17 +538,27 @@ __device__ __forceinline__ void merge(
         }
     };
     load(part);
+    // Each warp for itself: no barrier until the sums meet.
+    float* weights = weights_of_warps[threadIdx.x >> 5];
+    float2 its[KEPT];
     float top = NEG_INF, norm = 0.f;
-    for (int i = lane; i < used; i += 32) top = fmaxf(top, stat[i].x);
-    top = warp_max(top);
-    for (int i = threadIdx.x; i < used; i += MERGE_THREADS) {
-        float weight = exp2_fast(stat[i].x - top);
-        weights[i] = weight;
-        norm = fmaf(weight, stat[i].y, norm);
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        its[k] = lane + 32 * k < used ? stat[lane + 32 * k] : float2{NEG_INF, 0.f};
+        top = fmaxf(top, its[k].x);
     }
+    for (int i = lane + 32 * KEPT; i < used; i += 32) top = fmaxf(top, stat[i].x);
+    top = warp_max(top);
+    auto weigh = [&](int i, float2 its) {
+        weights[i] = exp2_fast(its.x - top);
+        norm = fmaf(weights[i], its.y, norm);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k)
+        if (lane + 32 * k < used) weigh(lane + 32 * k, its[k]);
+    for (int i = lane + 32 * KEPT; i < used; i += 32) weigh(i, stat[i]);
     norm = warp_sum(norm);
-    if (lane == 0) norms[threadIdx.x >> 5] = norm;
-    __syncthreads();
+    __syncwarp();
     float4 sum = {0.f, 0.f, 0.f, 0.f};
     for (int i = part;;) {
 #pragma unroll
@@ -586,7 +595,6 @@ __device__ __forceinline__ void merge(
             sum.w += y.w;
         }
     }
-    norm = (norms[0] + norms[1]) + (norms[2] + norms[3]);
     u32* to = (u32*)(out + (i64)row * LATENT + (quad >> 2) * 16 + (quad & 3) * 2);
     to[0] = pack_bf16(sum.x / norm, sum.y / norm);
     to[4] = pack_bf16(sum.z / norm, sum.w / norm);

@@ -65,11 +65,6 @@ template <int BARRIER, int THREADS>
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
 }
-template <int BARRIER, int THREADS>
-__device__ __forceinline__ void pass() {
-    asm volatile("bar.arrive %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
-}
-
 // `bar`: the first of PIECES barriers.
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int row, u32 bar) {
 #pragma unroll
@@ -299,10 +294,10 @@ __device__ __forceinline__ void attend(
         barrier_init(empty + 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // Tables that the kernel ahead has yet to write mislead no more than this prefetch.
-    if (warp == 4 && lane == 0 && split * (i64)KEYS < read_now(n_slots_at)) {
+    // A table that the kernel ahead has yet to write misleads no more than this prefetch.
+    if (warp == 4 && lane == 0) {
         i64 at = place(split);
-        if (at >= 0) prefetch_tile(map, (int)at * KEYS);
+        if (at >= 0 && at < (i64)n_pages * page_tiles) prefetch_tile(map, (int)at * KEYS);
     }
     wait_for_predecessor();
     let_successor_start();
@@ -312,7 +307,7 @@ __device__ __forceinline__ void attend(
     int cache_tiles = (n_slots + KEYS - 1) / KEYS;
     int splits = splits_in_use(cache_tiles, gridDim.y);
     if (padding | (split >= splits)) return;
-    int n_tiles = (cache_tiles - split + splits - 1) / splits;
+    int n_tiles = tiles_of_split(cache_tiles, split, splits);
 
     if (warp == 4 && lane == 0) copy_tile(base, map, (int)first_place * KEYS, full);
     // The query as wgmma reads it: rows of 128 bytes in nine groups, swizzled; 0 where there is no row.
@@ -452,7 +447,6 @@ __device__ __forceinline__ void attend(
 #pragma unroll 1
         for (int k = 0; k < n_tiles; ++k) {
             u32 half_tile = base + (k & 1) * TILE_BYTES + 4 * GROUP_BYTES;
-            pass<SUMMED, 256>();
             if (warp == 4 && k + 1 < n_tiles) {  // the other stage, once all warps have left it
                 int next = k + 1;
                 if (k == 0 || (next & 31) == 0) {
@@ -465,6 +459,7 @@ __device__ __forceinline__ void attend(
                     copy_tile(base + (next & 1) * TILE_BYTES, map, (int)at * KEYS,
                               full + (next & 1) * PIECES * 8);
             }
+            meet<SUMMED, 256>();
             meet<WEIGHED, 256>();
             u32 moved;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(moved) : "r"(moved_at) : "memory");
@@ -479,10 +474,7 @@ __device__ __forceinline__ void attend(
     }
 
     if (out) {  // this block had all tiles
-        if (group == 0)
-            meet<SUMMED, 256>();
-        else
-            pass<SUMMED, 256>();
+        meet<SUMMED, 256>();
         if (group == 0 && (lane & 3) == 0) {
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(alpha_at), "f"(1.f / norm[0]) : "memory");
             asm volatile("st.shared.f32 [%0], %1;" ::"r"(alpha_at + 32), "f"(1.f / norm[1]) : "memory");
