@@ -188,12 +188,16 @@ __device__ __forceinline__ void attend(
         return LIGHT ? light_splits(tiles, splits) : splits;
     };
     if (warp == 0) {
-        if (lane == 0) {
-            // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-            i64 at = place(split);
-            if (at >= 0 && at < (i64)n_pages * page_tiles)
+        // Tables that the kernel ahead has yet to write mislead no more than these prefetches.
+        i64 at = place(split);
+        int tiles = tiles_of(read_now(n_slots_at)), second = split + splits_of(tiles);
+#pragma unroll 1
+        for (int i = 0;; ++i) {
+            if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
                              "r"(TILE_BYTES));
+            if (i || second >= tiles) break;
+            at = place(second);
         }
         if (lane == 0) {
             barrier_init(full, 1);
@@ -511,7 +515,7 @@ __device__ __forceinline__ void merge(
     constexpr int QUADS = MERGE_THREADS / PARTS;
     constexpr int WARPS_ALL = MERGE_THREADS / 32, GROUPS = QUADS < 32 ? WARPS_ALL : PARTS;
     constexpr int BATCH = 8;  // loads in flight
-    constexpr int KEPT = 2;   // exponents and sums of splits that a lane reads but once
+    constexpr int KEPT = PARTS < 16 ? 2 : 9;  // splits whose exponent and sum a lane reads but once
     __shared__ float weights_of_warps[WARPS_ALL][MOST_SPLITS];
     __shared__ float4 sums[PARTS == 1 ? 1 : GROUPS][PARTS == 1 ? 1 : QUADS];
     int part = threadIdx.x / QUADS, here = threadIdx.x % QUADS, lane = threadIdx.x & 31;
@@ -633,8 +637,9 @@ VERIFY_ATTN(verify_attn_mma_16, 1, false)
 VERIFY_ATTN(verify_attn_mma_32_scores, 2, true)
 VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
 
-#define MERGE(PARTS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(MERGE_THREADS, 9) verify_attn_mma_merge_##PARTS(              \
+#define MERGE(PARTS, BLOCKS)                                                                      \
+    extern "C" __global__ void __launch_bounds__(MERGE_THREADS, BLOCKS)                           \
+        verify_attn_mma_merge_##PARTS(                                                            \
         const float* acc,    /* [splits, n h, 512] */                                             \
         const float* stats,  /* [n h, splits, 2] */                                               \
         const i64* count,    /* [1] */                                                            \
@@ -647,9 +652,10 @@ VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
         merge<PARTS>(acc, stats, count, n_slots, out, most, keys, heavy_rows, n, h);              \
     }
 
-MERGE(1)
-MERGE(2)
-MERGE(4)
-MERGE(8)
-MERGE(16)
-MERGE(32)
+// PARTS, and blocks that an SM should hold: few rows make few blocks, and many splits.
+MERGE(1, 9)
+MERGE(2, 9)
+MERGE(4, 9)
+MERGE(8, 9)
+MERGE(16, 4)
+MERGE(32, 4)

@@ -294,10 +294,18 @@ __device__ __forceinline__ void attend(
         barrier_init(empty + 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-    if (warp == 4 && lane == 0) {
+    if (warp == 4) {
+        // Tables that the kernel ahead has yet to write mislead no more than these prefetches.
         i64 at = place(split);
-        if (at >= 0 && at < (i64)n_pages * page_tiles) prefetch_tile(map, (int)at * KEYS);
+        int tiles = ((int)read_now(n_slots_at) + KEYS - 1) / KEYS;
+        int second = split + splits_in_use(tiles, gridDim.y);
+#pragma unroll 1
+        for (int i = 0;; ++i) {
+            if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
+                prefetch_tile(map, (int)at * KEYS);
+            if (i || second >= tiles) break;
+            at = place(second);
+        }
     }
     wait_for_predecessor();
     let_successor_start();
@@ -309,7 +317,18 @@ __device__ __forceinline__ void attend(
     if (padding | (split >= splits)) return;
     int n_tiles = tiles_of_split(cache_tiles, split, splits);
 
-    if (warp == 4 && lane == 0) copy_tile(base, map, (int)first_place * KEYS, full);
+    i64 places = 0;  // of this block's tile 32 i + lane, in the warp that brings them
+    auto start_copy = [&](int k, i64 at) {
+        if (lane == 0)
+            copy_tile(base + (k & 1) * TILE_BYTES, map, (int)at * KEYS, full + (k & 1) * PIECES * 8);
+    };
+    if (warp == 4) {
+        start_copy(0, first_place);
+        if (n_tiles > 1) {
+            places = place(split + lane * splits);
+            start_copy(1, __shfl_sync(~0u, places, 1));
+        }
+    }
     // The query as wgmma reads it: rows of 128 bytes in nine groups, swizzled; 0 where there is no row.
     {
         const char* from = query + (i64)first_row * ROW_BYTES;
@@ -443,21 +462,16 @@ __device__ __forceinline__ void attend(
                     at[1] = norm[r];
                 }
     } else {
-        i64 places = 0;
 #pragma unroll 1
         for (int k = 0; k < n_tiles; ++k) {
             u32 half_tile = base + (k & 1) * TILE_BYTES + 4 * GROUP_BYTES;
-            if (warp == 4 && k + 1 < n_tiles) {  // the other stage, once all warps have left it
+            if (warp == 4 && k >= 1 && k + 1 < n_tiles) {  // the other stage, once all have left it
                 int next = k + 1;
-                if (k == 0 || (next & 31) == 0) {
-                    int from = next & ~31;
-                    places = from + lane < n_tiles ? place(split + (from + lane) * splits) : 0;
-                }
+                if ((next & 31) == 0 && next + lane < n_tiles)
+                    places = place(split + (next + lane) * splits);
                 i64 at = __shfl_sync(~0u, places, next & 31);
-                if (k >= 1) barrier_wait(empty + (next & 1) * 8, ((next >> 1) - 1) & 1);
-                if (lane == 0)
-                    copy_tile(base + (next & 1) * TILE_BYTES, map, (int)at * KEYS,
-                              full + (next & 1) * PIECES * 8);
+                barrier_wait(empty + (next & 1) * 8, ((next >> 1) - 1) & 1);
+                start_copy(next, at);
             }
             meet<SUMMED, 256>();
             meet<WEIGHED, 256>();
