@@ -62,11 +62,9 @@ def _tile_map(address: int, n_rows: int, row_len: int) -> TensorMap:
     return TensorMap.from_buffer_copy(written)
 
 
-def compiled(source: str, name: str, options: tuple[str, ...]) -> Any:
+def compiled(cupy: Any, source: str, name: str, options: tuple[str, ...]) -> Any:
     """A cupy.RawModule for sm_90a. Raises cupy.cuda.compiler.CompileException."""
-    import cupy
-    from cupy.cuda import compiler, nvrtc
-
+    nvrtc = cupy.cuda.nvrtc
     program = nvrtc.createProgram(source, name, (), ())
     options = (f"-arch={ARCHITECTURE}", *options)
     try:
@@ -74,7 +72,8 @@ def compiled(source: str, name: str, options: tuple[str, ...]) -> Any:
         binary = nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
-        raise compiler.CompileException(log, source, name, options, "nvrtc") from None
+        failure = cupy.cuda.compiler.CompileException
+        raise failure(log, source, name, options, "nvrtc") from None
     finally:
         nvrtc.destroyProgram(program)
     with tempfile.TemporaryDirectory() as folder:

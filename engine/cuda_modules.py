@@ -102,12 +102,14 @@ class Modules:
         code = (KERNELS / f"{name}.cu").read_text()
         try:
             if name in HOPPER_FILES:
-                return cuda_hopper.compiled(code, f"{name}.cu", options(dtype))
+                return cuda_hopper.compiled(cupy, code, f"{name}.cu", options(dtype))
             module = cupy.RawModule(code=code, options=options(dtype))
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
+            suffix = "a" if name in HOPPER_FILES else ""
+            architecture = f"sm_{capability[0]}{capability[1]}{suffix}"
             raise EngineError(
-                f"kernels/{name}.cu does not compile for sm_{capability[0]}{capability[1]} with "
+                f"kernels/{name}.cu does not compile for {architecture} with "
                 f"dtype = {dtype!r}:\n{error}"
             ) from None
         return module

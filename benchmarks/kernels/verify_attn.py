@@ -144,7 +144,7 @@ class Device:
         if self.hopper:
             code = (KERNELS / "verify_attn_wgmma.cu").read_text()
             options = ("-std=c++17", f"-I{KERNELS}", "-DSTORE_BF16")
-            module = cuda_hopper.compiled(code, "verify_attn_wgmma.cu", options)
+            module = cuda_hopper.compiled(cp, code, "verify_attn_wgmma.cu", options)
             self._modules["verify_attn_wgmma", True] = module
         self._kernels: dict[tuple[str, bool, str], Any] = {}
 

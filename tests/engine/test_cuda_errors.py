@@ -22,6 +22,11 @@ class CUDARuntimeError(Exception):
 
 
 class CompileException(Exception):
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NVRTCError(Exception):
     pass
 
 
@@ -29,6 +34,7 @@ def cupy(
     devices: int | Exception = 1,
     capability: str = "90",
     log: str = "",
+    hopper_log: str = "",
     driver: int = 11080,
 ) -> Any:
     """As much of CuPy as the refusals touch."""
@@ -46,6 +52,18 @@ def cupy(
             if log:
                 raise CompileException(log)
 
+    def compile_program(*_: Any) -> None:
+        if hopper_log:
+            raise NVRTCError
+
+    nvrtc = SimpleNamespace(
+        NVRTCError=NVRTCError,
+        createProgram=lambda *_: 1,
+        compileProgram=compile_program,
+        getCUBIN=lambda _: b"",
+        getProgramLog=lambda _: hopper_log,
+        destroyProgram=lambda _: None,
+    )
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
         getDeviceCount=count,
@@ -56,6 +74,7 @@ def cupy(
         RawModule=RawModule,
         cuda=SimpleNamespace(
             runtime=runtime,
+            nvrtc=nvrtc,
             Device=lambda: SimpleNamespace(compute_capability=capability),
             compiler=SimpleNamespace(CompileException=CompileException),
         ),
@@ -120,6 +139,24 @@ def test_a_device_that_is_too_old(dtype: str, capability: str, told: str) -> Non
 @pytest.mark.parametrize("capability", ["90", "100", "120"])
 def test_capabilities_of_two_and_three_digits(capability: str) -> None:
     Modules(cupy(capability=capability), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "has"),
+    [("90", "bfloat16", True), ("90", "float32", False), ("120", "bfloat16", False)],
+)
+def test_what_is_for_hopper_alone(capability: str, dtype: str, has: bool) -> None:
+    assert has == Modules(cupy(capability=capability), dtype).has("verify_attn_wgmma")
+
+
+def test_a_kernel_for_hopper_that_does_not_compile_is_named() -> None:
+    with pytest.raises(EngineError) as refusal:
+        Modules(cupy(hopper_log="verify_attn_wgmma.cu(7): error: no"), "bfloat16")
+
+    assert (
+        "kernels/verify_attn_wgmma.cu does not compile for sm_90a with dtype = 'bfloat16':\n"
+        "verify_attn_wgmma.cu(7): error: no"
+    ) == str(refusal.value)
 
 
 def test_a_kernel_that_does_not_compile_is_named_with_file_and_line() -> None:
