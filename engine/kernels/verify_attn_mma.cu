@@ -5,9 +5,10 @@
 // (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
 //
 // A block takes 32 rows and the tiles split, split + splits, ... of 32 slots. Tile t of the cache is
-// 36,864 contiguous bytes: one bulk copy, two stages of them. A last row block of 16 rows or fewer
-// does half the work a tile, and so shares its tiles among fewer blocks. The merge joins the splits;
-// with one split there is none, and the blocks write the result.
+// 36,864 contiguous bytes: one bulk copy, two stages of them. The grid has splits for the most slots
+// of a bucket; how many of them share the tiles is decided here, from n_slots, and the others leave. A
+// last row block of 16 rows or fewer does half the work a tile, and so shares its tiles among fewer
+// blocks. The merge joins the splits; with one split there is none, and the blocks write the result.
 //
 //   scores   Each of the four warps multiplies all rows by its quarter of the 576 dimensions (the
 //            query stays in registers) and all 32 keys. The quarters' sums meet in shared memory,
@@ -23,9 +24,10 @@
 //
 // Why hidden slots cannot matter: tiles that reach past open_len select hidden scores to -inf after
 // the sum, and put 0 in the place of values that are not finite, and of rows from n_slots on, before
-// they are multiplied. A row that sees such a slot has a NaN score where the slot holds NaN, and so a
-// NaN result; of an infinity whose score is -inf nothing remains, in a tile that reaches past open_len.
-// Slots from n_slots on are never loaded.
+// they are multiplied. Nothing vanishes by that: a row that sees such a slot becomes NaN in the column
+// of the value first, as 0 times infinity would make it (its score may be -inf). Whether a tile holds
+// such values need not be searched: each makes every row's score of its slot inf or NaN. Slots from
+// n_slots on are never loaded.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
 // and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
