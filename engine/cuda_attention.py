@@ -31,6 +31,7 @@ TILE = 32  # page sizes are multiples of it
 _MANY, _FEW = 32, 16  # rows a block of the fast kernel, or of a last block with no more
 _THREADS = 128
 _MERGE_THREADS, _MERGE_BLOCKS_PER_SM = 128, 9
+MOST_SPLITS = 512  # that the merge has room for; the .cu has the same number
 
 # Dynamic shared memory of verify_attn_mma_<rows>, by rows; the .cu asserts the same numbers.
 MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072}
@@ -204,6 +205,7 @@ def _verify_attn_fast(
     device = device_size(cp.cuda.Device().id)
     choose = choose_splits if wgmma is None else choose_wgmma_splits
     splits = splits or choose(n * h, max_slots, device)
+    assert splits <= MOST_SPLITS, splits
     alone = splits == 1  # a block has all tiles of its rows: nothing to merge
     out = cp.empty((n, h, c), query.dtype)
     acc = None if alone else cp.empty((splits, n * h, c), cp.float32)
@@ -329,7 +331,7 @@ def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
 
     fifths = 5 * heavy + 3 * (light_rows > 0)  # a light row block takes three fifths of the blocks
     fills = {max(1, 5 * (i + 1) * device.n_sms // fifths) for i in range(device.blocks_per_sm)}
-    return min(min(fills, key=cost), max(1, -(-max_slots // TILE)))
+    return min(min(fills, key=cost), max(1, -(-max_slots // TILE)), MOST_SPLITS)
 
 
 def choose_wgmma_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
@@ -345,7 +347,8 @@ def choose_wgmma_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
         return compute + merge
 
     fills = {max(1, (wave + 1) * device.n_sms // row_blocks) for wave in range(_MOST_WAVES)}
-    return min(min(fills, key=cost), max(1, -(-max_slots // cuda_hopper.TILE)))
+    most = max(1, -(-max_slots // cuda_hopper.TILE))
+    return min(min(fills, key=cost), most, MOST_SPLITS)
 
 
 def splits_in_use(tiles: int, most: int) -> int:
