@@ -46,7 +46,7 @@ def launch(
 
     kernel     a cupy.RawKernel
     shared     bytes of dynamic shared memory
-    arguments  arrays (None: a null pointer), int as 32 bits, or ctypes values
+    arguments  arrays (None: a null pointer), int as 32 bits, ctypes values or structures
     overlap    the kernel may start before the one ahead of it has ended, and itself waits for it
                before it reads anything (griddepcontrol.wait)
     Raises LaunchError when the driver refuses.
@@ -83,7 +83,7 @@ def _argument(argument: Any) -> Any:
         return ctypes.c_void_p(0)
     if isinstance(argument, int):
         return ctypes.c_int(argument)
-    if isinstance(argument, ctypes._SimpleCData):
+    if isinstance(argument, (ctypes._SimpleCData, ctypes.Structure)):
         return argument
     return ctypes.c_void_p(argument.data.ptr)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kdtr.contract import EngineError, UnsupportedError
+from kdtr.engine import cuda_hopper
 from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
 
 KERNELS = Path(__file__).with_name("kernels")
@@ -18,6 +19,8 @@ KERNELS = Path(__file__).with_name("kernels")
 # Compiled for both storage types, and for bfloat16 alone. The names of their files.
 FILES = ("rows", "latents", "tree", "best_first", "linear", "experts", "verify_attn")
 BFLOAT16_FILES = ("verify_attn_mma",)
+# For bfloat16 on Hopper, with instructions that no other architecture has.
+HOPPER_FILES = ("verify_attn_wgmma",)
 
 # The oldest architecture that the kernels are compiled for and were tried on, and the first whose
 # launches may overlap.
@@ -82,8 +85,15 @@ class Modules:
                 f"engine cuda, dtype = {dtype!r}: this device has compute capability "
                 f"{found[0]}.{found[1]}; the kernels need {oldest} or later"
             )
-        self._modules = {name: self._compiled(cupy, name, dtype, found) for name in files(dtype)}
+        hopper = HOPPER_FILES if dtype == "bfloat16" and found == cuda_hopper.HOPPER else ()
+        self._modules = {
+            name: self._compiled(cupy, name, dtype, found) for name in (*files(dtype), *hopper)
+        }
         self._kernels: dict[tuple[str, str], Any] = {}
+
+    def has(self, file: str) -> bool:
+        """Whether kernels/<file>.cu serves this device and storage type."""
+        return file in self._modules
 
     def kernel(self, file: str, name: str) -> Any:
         """The entry point `name` of kernels/<file>.cu: a cupy.RawKernel."""
@@ -94,9 +104,13 @@ class Modules:
 
     @staticmethod
     def _compiled(cupy: Any, name: str, dtype: str, capability: tuple[int, int]) -> Any:
-        module = cupy.RawModule(code=(KERNELS / f"{name}.cu").read_text(), options=options(dtype))
-        target = f"sm_{capability[0]}{capability[1]} with dtype = {dtype!r}"
+        code = (KERNELS / f"{name}.cu").read_text()
+        suffix = "a" if name in HOPPER_FILES else ""
+        target = f"sm_{capability[0]}{capability[1]}{suffix} with dtype = {dtype!r}"
         try:
+            if name in HOPPER_FILES:
+                return cuda_hopper.compiled(cupy, code, f"{name}.cu", options(dtype))
+            module = cupy.RawModule(code=code, options=options(dtype))
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
             raise EngineError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdtr.engine import cuda_attention, cuda_experts, cuda_linear
+from kdtr.engine import cuda_attention, cuda_experts, cuda_hopper, cuda_linear
 
 MOST_NODES = 9_985  # the largest bucket of rows whose parents fit the shared memory asked for
 MOST_NOPE, MOST_ROPE, MOST_LATENT = 256, 256, 1024  # what a model may have, by dimension
@@ -15,6 +15,8 @@ _BYTES = {
         for rows, n_bytes in cuda_attention.MMA_SHARED_BYTES.items()
         for scores in ("", "_scores")
     },
+    "verify_attn_wgmma": cuda_hopper.SHARED_BYTES,
+    "verify_attn_wgmma_scores": cuda_hopper.SHARED_BYTES,
     "verify_attn_split": 16 * (2 * MOST_LATENT + MOST_ROPE) + 832,
     "tree_layout": 4 * MOST_NODES,
     "latent_query": 4 * 8 * MOST_NOPE,

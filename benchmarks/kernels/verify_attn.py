@@ -14,69 +14,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attention_shapes import ROW, SCALE, SHAPES, C, R, Shape
+from attention_table import output_of, table
 
 from kdtr.engine import cuda_attention as attention
-from kdtr.engine.cuda_attention import Splits
+from kdtr.engine import cuda_hopper
+from kdtr.engine.cuda_launcher import row_bucket, slot_bucket
 from kdtr.engine.cuda_modules import KERNELS
 
-SHAPES = (
-    *("8/1/1k", "8/1/8k", "8/1/64k", "8/17/1k", "8/17/8k", "8/17/64k"),
-    *("8/65/1k", "8/65/8k", "8/65/64k", "64/17/8k"),
-)
-GOALS_US = dict(zip(SHAPES, (7, 10, 26, 10, 17, 72, 14, 38, 255, 70), strict=True))
-
-C, R = 512, 64
-ROW = C + R
-SCALE = 192**-0.5  # of a head of 128 + 64
 PAGE = 64
-COLD_BYTES = 170e6
-READ_BYTES_PER_S, MMA_FLOP_PER_S = 4.6e12, 629e12  # an H200, measured
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    heads: int
-    nodes: int
-    committed: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        heads, nodes, committed = text.split("/")
-        return cls(int(heads), int(nodes), int(committed.replace("k", "")) * 1024)
-
-    def __str__(self) -> str:
-        return f"{self.heads}/{self.nodes}/{self.committed // 1024}k"
-
-    def slots(self) -> int:
-        return self.committed + self.nodes
-
-    def rows(self) -> int:
-        return self.heads * self.nodes
-
-    def cache_bytes(self) -> int:
-        return self.slots() * ROW * 2
-
-    def copies(self) -> int:
-        return max(4, -(-int(COLD_BYTES) // self.cache_bytes()))
-
-    def floor_us(self) -> float:
-        n_bytes = self.cache_bytes() + self.rows() * (ROW + C) * 2
-        flop = 2 * self.rows() * self.slots() * (ROW + C)
-        return 1e6 * max(n_bytes / READ_BYTES_PER_S, flop / MMA_FLOP_PER_S)
 
 
 # Data, on the host: bfloat16 as uint16
@@ -124,18 +80,27 @@ def reference(query: np.ndarray, rows: np.ndarray, seen: np.ndarray, c: int, sca
 
 
 class Device:
-    """Compiled kernels of the project, by name, for one storage type."""
+    """Compiled kernels of the project, by name, for one storage type.
 
-    def __init__(self) -> None:
+    hopper  whether to take the kernel of Hopper's own instructions, where the engine does
+    """
+
+    def __init__(self, hopper: bool = True) -> None:
         import cupy as cp
 
         self.cp = cp
+        self.hopper = hopper and cp.cuda.Device().compute_capability == "90"
         self._modules: dict[tuple[str, bool], Any] = {}
         for file in ("verify_attn", "verify_attn_mma"):
             for bf16 in (False, True) if file == "verify_attn" else (True,):
                 options = ["-std=c++17", f"-I{KERNELS}", *(["-DSTORE_BF16"] if bf16 else [])]
                 code = (KERNELS / f"{file}.cu").read_text()
                 self._modules[file, bf16] = cp.RawModule(code=code, options=tuple(options))
+        if self.hopper:
+            code = (KERNELS / "verify_attn_wgmma.cu").read_text()
+            options = ("-std=c++17", f"-I{KERNELS}", "-DSTORE_BF16")
+            module = cuda_hopper.compiled(cp, code, "verify_attn_wgmma.cu", options)
+            self._modules["verify_attn_wgmma", True] = module
         self._kernels: dict[tuple[str, bool, str], Any] = {}
 
     def getter(self, file: str, bf16: bool) -> Callable[[str], Any]:
@@ -158,13 +123,15 @@ class Device:
         scale: float = SCALE,
         split_size: int = 256,
         scores: Any = None,
-        splits: Splits | None = None,
+        splits: int | None = None,
     ) -> Any:
         bf16 = query.dtype.itemsize == 2
         return attention.verify_attn(
             self.getter("verify_attn", bf16),
             self.getter("verify_attn_mma", True),
-            *(layer, query, visibility, c, scale, split_size, max_slots, scores, splits),
+            *(layer, query, visibility, c, scale, split_size, max_slots, scores),
+            wgmma=self.getter("verify_attn_wgmma", True) if self.hopper else None,
+            splits=splits,
         )
 
 
@@ -274,7 +241,7 @@ class Case:
             cp.asarray(pack_bits(block)),
         )
 
-    def run(self, device: Device, scores: Any = None, splits: Splits | None = None) -> np.ndarray:
+    def run(self, device: Device, scores: Any = None, splits: int | None = None) -> np.ndarray:
         out = device.attend(
             *(self.layer, self.device_query, self.visibility, self.max_slots),
             c=self.c,
@@ -286,10 +253,10 @@ class Case:
         return from_bf16(host) if self.bf16 else host
 
 
-SPLITS = (None, Splits(1, 1), Splits(3, 2), Splits(40, 17))  # None: as chosen
+SPLITS = (None, 1, 3, 40)  # None: as chosen
 
 
-def check_case(device: Device, case: Case, splits: Splits | None = None) -> float:
+def check_case(device: Device, case: Case, splits: int | None = None) -> float:
     """The largest error over the largest value; raises where a promise is broken."""
     cp = device.cp
     case.build()
@@ -351,7 +318,7 @@ def check(device: Device) -> None:
             error = check_case(device, case, splits)
             bound = 6e-3 if case.bf16 else 2e-6  # of the largest value; 3 roundings of 2^-9
             what = f"n {case.n} of {case.counted} h {case.h} L {case.committed}"
-            by = "chosen" if splits is None else f"{splits.all}/{splits.light}"
+            by = "chosen" if splits is None else str(splits)
             print(
                 f"{what:28s} page {case.page_size:3d} splits {by:6s} error {error:.2e}", flush=True
             )
@@ -380,7 +347,7 @@ def growing(device: Device) -> None:
     case.build()
     captured = Captured(
         lambda: device.attend(
-            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=Splits(13, 5)
+            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=13
         )
     )
     for committed, counted in ((400, 9), (390, 7), (33, 9), (0, 1), (400, 9)):
@@ -436,53 +403,60 @@ class Inputs:
             cp.asarray(pack_bits(self.ancestors)),
         )
 
-    def attend_all(self, device: Device, splits: Splits | None = None) -> list[Any]:
+    def attend_all(self, device: Device, splits: int | None = None) -> list[Any]:
         results = []
         for i in range(self.copies):
             layer = attention.LayerCache(self.rows[i], self.device_table, PAGE, True)
             out = device.attend(
-                layer, self.query, self.visibility, self.shape.slots(), splits=splits
+                layer, self.query, self.visibility, slot_bucket(self.shape.slots()), splits=splits
             )
             if i == 0:
                 results.append(out)
         return results
 
-    def time_us(self, device: Device, splits: Splits | None = None) -> float:
+    def time_us(self, device: Device, splits: int | None = None) -> float:
         return Captured(lambda: self.attend_all(device, splits)).median_us(self.copies)
 
 
 def time_shapes(device: Device, shapes: list[Shape]) -> dict[str, float]:
+    """As the engine launches them: for the buckets of rows and slots that it would take."""
     times = {}
-    print("| shape | splits | us | goal | floor | of floor |\n|---|---|---|---|---|---|")
+    print("| shape | splits | us |\n|---|---|---|")
     for shape in shapes:
+        assert row_bucket(shape.nodes) == shape.nodes, "a shape of the table is a bucket of rows"
         us = times[str(shape)] = Inputs(shape).time_us(device)
-        splits = attention.choose_splits(shape.rows(), shape.slots(), attention.device_size(0))
-        goal, floor = GOALS_US.get(str(shape), "-"), shape.floor_us()
-        print(
-            f"| {shape} | {splits.all}/{splits.light} | {us:.1f} | {goal} | {floor:.1f} "
-            f"| {100 * floor / us:.0f} % |",
-            flush=True,
-        )
+        print(f"| {shape} | {splits_of(device, shape)} | {us:.1f} |", flush=True)
     return times
 
 
+def splits_of(device: Device, shape: Shape) -> str:
+    """Splits in use, of those in the grid."""
+    size = attention.device_size(0)
+    by_wgmma = (
+        device.hopper
+        and attention.wgmma_fits(shape.rows(), PAGE)
+        and attention.wgmma_pays(shape.rows(), slot_bucket(shape.slots()))
+    )
+    choose = attention.choose_wgmma_splits if by_wgmma else attention.choose_splits
+    most = choose(shape.rows(), slot_bucket(shape.slots()), size)
+    tile = cuda_hopper.TILE if by_wgmma else attention.TILE
+    return f"{attention.splits_in_use(-(-shape.slots() // tile), most)} of {most}"
+
+
 def sweep(device: Device, shapes: list[Shape]) -> None:
-    """Every sensible number of splits: of all row blocks / of a last one that is half empty."""
+    """Every sensible number of splits."""
     size = attention.device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        tiles = -(-shape.slots() // attention.TILE)
-        _, row_blocks, light_rows = attention.row_blocks_of(shape.rows())
-        heavy = row_blocks - (light_rows > 0)
-        most = max(1, min(tiles, size.blocks_per_sm * size.n_sms // heavy))
-        wanted = {most, size.n_sms // row_blocks, size.n_sms // heavy, most * 5 // 6, most * 2 // 3}
+        by_wgmma = device.hopper and attention.wgmma_fits(shape.rows(), PAGE)
+        tile = cuda_hopper.TILE if by_wgmma else attention.TILE
+        rows = cuda_hopper.ROWS if by_wgmma else attention.row_blocks_of(shape.rows())[0]
+        tiles, row_blocks = -(-shape.slots() // tile), -(-shape.rows() // rows)
+        most = max(1, min(tiles, 2 * size.n_sms // row_blocks))
+        wanted = {most, size.n_sms // row_blocks, most * 5 // 6, most * 2 // 3}
         wanted |= {most // 2, most // 4} | {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8, 9)}
-        wanted |= {attention.choose_splits(shape.rows(), shape.slots(), size).all}
-        line = []
-        for n_splits in sorted(s for s in wanted if 1 <= s <= most):
-            splits = attention.even_splits(shape.rows(), tiles, n_splits)
-            us = inputs.time_us(device, splits)
-            line.append(f"{splits.all}/{splits.light}: {us:.1f}")
+        in_use = {attention.splits_in_use(tiles, s) for s in wanted if 1 <= s <= most}
+        line = [f"{s}: {inputs.time_us(device, s):.1f}" for s in sorted(in_use)]
         print(f"{shape} ({row_blocks} row blocks, {tiles} tiles)  " + "  ".join(line), flush=True)
 
 
@@ -496,7 +470,7 @@ def parts(device: Device, shapes: list[Shape]) -> None:
             for name, wanted, overlap in (
                 ("both", "", True),
                 ("without overlap", "", False),
-                ("split", "mma_[0-9]", True),
+                ("split", "mma_[0-9]|wgmma", True),
                 ("merge", "merge", True),
             ):
 
@@ -520,123 +494,11 @@ def one(device: Device, shape: Shape) -> None:
     device.cp.cuda.Device().synchronize()
 
 
-# The table
-
-
-def versions() -> str:
-    found = [f"Python {platform.python_version()}"]
-    for names in (
-        ("cupy-cuda13x", "cupy-cuda12x"),
-        ("torch",),
-        ("triton",),
-        ("flashinfer-python",),
-    ):
-        for name in names:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                continue
-    return ", ".join(found)
-
-
-def output_of(*command: str) -> str:
-    """Empty where the command is not there, or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
-
-
-def table(times: dict[str, float], peers: dict[str, Any]) -> str:
-    """Markdown; `peers` as peers_attention.time_peers returns it."""
-    return "\n".join([*_head(), *_own_rows(times), *_peer_rows(times, peers)]) + "\n"
-
-
-def _head() -> Iterator[str]:
-    card = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
-    yield "# Tree attention on a GPU"
-    yield ""
-    where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
-    yield f"{where}. {versions()}."
-    at = f", commit {commit}" if commit else ""
-    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    yield f"`{' '.join(['python benchmarks/kernels/verify_attn.py', *words])}`."
-    yield ""
-    yield "Microseconds a call: one layer, bfloat16, c = 512, r = 64, cold L2, launches included;"
-    yield "median over replays of a CUDA graph. A shape is heads/nodes/committed tokens."
-    yield (
-        f"Floor: the longer of bytes at {READ_BYTES_PER_S / 1e12} TB/s and operations at "
-        f"{MMA_FLOP_PER_S / 1e12:.0f} TFLOP/s of mma.sync, both measured on an H200."
-    )
-
-
-def _own_rows(times: dict[str, float]) -> Iterator[str]:
-    yield ""
-    yield "| shape | us | goal | floor | of floor |"
-    yield "|---|---|---|---|---|"
-    for name, us in times.items():
-        floor = Shape.parse(name).floor_us()
-        goal = GOALS_US.get(name, "-")
-        yield f"| {name} | {us:.1f} | {goal} | {floor:.1f} | {100 * floor / us:.0f} % |"
-
-
-def _peer_rows(times: dict[str, float], peers: dict[str, Any]) -> Iterator[str]:
-    if not peers:
-        return
-    yield ""
-    yield "## Peers, in the same run"
-    yield ""
-    yield "Microseconds, and how many times ours that is. The best of the settings tried."
-    yield ""
-    yield f"| peer | tree mask | {' | '.join(times)} |"
-    yield "|---|---|" + "---|" * len(times)
-    for peer, its in peers["times"].items():
-        cells = [
-            f"{its[s]:.1f} ({its[s] / us:.1f}x)" if s in its else "-" for s, us in times.items()
-        ]
-        masked = "yes" if peer in peers["tree_capable"] else "no"
-        yield f"| {peer} | {masked} | {' | '.join(cells)} |"
-    yield ""
-    yield from (f"* {note}" for note in peers["notes"])
-    yield ""
-    yield "## Ratios"
-    yield ""
-    yield "| shape | against | its us | ours | ratio | asked |"
-    yield "|---|---|---|---|---|---|"
-    for name, us in times.items():
-        shape = Shape.parse(name)
-        for against, candidates, asked in _asked(shape, peers):
-            its = {peer: peers["times"][peer].get(name) for peer in candidates}
-            known = {peer: us for peer, us in its.items() if us is not None}
-            if known:
-                peer = min(known, key=lambda peer: known[peer])
-                what = against if against == peer else f"{against}: {peer}"
-                yield (
-                    f"| {name} | {what} | {known[peer]:.1f} | {us:.1f} "
-                    f"| {known[peer] / us:.1f} | {asked} |"
-                )
-
-
-def _asked(shape: Shape, peers: dict[str, Any]) -> Iterator[tuple[str, list[str], float]]:
-    """Against what, its candidates, and the ratio that is asked for."""
-    every = [peer for peer in peers["times"] if peer not in peers["partial"]]
-    trees = [peer for peer in every if peer in peers["tree_capable"]]
-    if shape.nodes == 1:
-        yield "fastest MLA kernel", every, 1.5 if shape.committed <= 1024 else 2.0
-    if (shape.heads, shape.nodes) == (8, 17) and shape.committed <= 8192:
-        yield "fastest with a tree mask", trees, 2.5
-    if shape.heads == 8 and shape.committed >= 8192:
-        extend = [peer for peer in trees if peer in peers["extend"]]
-        yield from ((peer, [peer], 30.0) for peer in extend)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for flag in ("check", "time", "sweep", "parts", "peers"):
         parser.add_argument(f"--{flag}", action="store_true")
+    parser.add_argument("--portable", action="store_true", help="without Hopper's own kernel")
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--one", metavar="SHAPE")
     parser.add_argument("--table", type=Path, help="a file for the table, in Markdown")
@@ -644,7 +506,7 @@ def main() -> int:
     args = parser.parse_args()
     shapes = [Shape.parse(text) for text in args.shapes]
     started = time.time()
-    device = Device()
+    device = Device(hopper=not args.portable)
     device.cp.cuda.Stream(non_blocking=True).use()
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     print(output_of("nvidia-smi", query, "--format=csv,noheader"))
@@ -655,6 +517,7 @@ def main() -> int:
             f"{kernel.local_size_bytes} bytes of stack"
         )
     times: dict[str, float] = {}
+    portable: dict[str, float] = {}
     peers: dict[str, Any] = {}
     if args.one:
         one(device, Shape.parse(args.one))
@@ -663,6 +526,9 @@ def main() -> int:
         print(f"checked, {time.time() - started:.0f} s", flush=True)
     if args.time or args.peers or args.table:
         times = time_shapes(device, shapes)
+        if device.hopper:
+            print("without Hopper's own kernel")
+            portable = time_shapes(Device(hopper=False), shapes)
         print(f"timed, {time.time() - started:.0f} s", flush=True)
     if args.parts:
         parts(device, shapes)
@@ -673,12 +539,14 @@ def main() -> int:
 
         peers = peers_attention.time_peers(shapes)
     if args.table:
-        text = table(times, peers)
+        text = table(times, portable, peers)
         print(text)
         args.table.parent.mkdir(parents=True, exist_ok=True)
         args.table.write_text(text, encoding="utf-8")
     if args.out:
-        args.out.write_text(json.dumps({"verify_attn": times, **peers}, indent=1))
+        args.out.write_text(
+            json.dumps({"verify_attn": times, "portable": portable, **peers}, indent=1)
+        )
     print(f"done, {time.time() - started:.0f} s")
     return 0
 

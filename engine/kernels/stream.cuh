@@ -13,7 +13,7 @@
 // does what lies in shared memory where there is no row.
 
 #pragma once
-#include "common.cuh"
+#include "tensor_cores.cuh"
 
 extern __shared__ __align__(128) unsigned char memory[];
 
@@ -36,10 +36,6 @@ __device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
     if (!count) return n;
     i64 rows = *count;
     return rows < n ? rows : n;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* at) {
-    return (u32)__cvta_generic_to_shared(at);
 }
 
 // 16 bytes to shared memory, or 16 zero bytes.
@@ -67,14 +63,6 @@ __device__ __forceinline__ void write_shared_16(u32 to, uint4 v) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
                  : "memory");
 }
-__device__ __forceinline__ uint4 load_matrices(u32 from) {
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-}
 // Where in a tile this lane copies to; where in two tiles it points to 16 rows of w for the first MMA of a
 // step (^ 32: for the second); where in a tile to 8 rows of x for both.
 __device__ __forceinline__ u32 copy_place() {
@@ -95,13 +83,6 @@ __device__ __forceinline__ uint4 read_16(const void* from, bool valid) {
     return v;
 }
 
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 // One step: 16 rows of w, 8 rows of x.
 __device__ __forceinline__ void mma_step(float (&c)[4], uint4 first, uint4 second, uint4 x) {
     mma(c, first.x, first.y, first.z, first.w, x.x, x.y);

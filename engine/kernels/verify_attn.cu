@@ -14,8 +14,11 @@
 //   a warp takes one head                                             -> maximum, exponentials, sum
 //   a thread takes columns tid, tid + 256, ... for all slots and heads -> accumulators, in shared memory
 //
-// split: grid (ceil(h / 4), n, splits)   block 256   shared memory 16 (2 c + r) + 832 bytes
-// merge: grid (h, n)   block 128   shared memory none
+// A launch serves `rows` nodes from first_row on: the launcher cuts n where the splits' results would
+// take too much memory, or the grid has no more blocks in y.
+//
+// split: grid (ceil(h / 4), rows, splits)   block 256   shared memory 16 (2 c + r) + 832 bytes
+// merge: grid (h, rows)   block 128   shared memory none
 
 #include "common.cuh"
 
@@ -38,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_attn_split(
     const i64* count,       // [1] rows that count
     const i64* open_len,    // [1]
     const i64* n_slots,     // [1]
-    float* top,             // [splits, n, h]
-    float* norm,            // [splits, n, h]
-    float* acc,             // [splits, n, h, c]; a split from n_slots on leaves it undefined
+    float* top,             // [splits, rows, h]
+    float* norm,            // [splits, rows, h]
+    float* acc,             // [splits, rows, h, c]; a split from n_slots on leaves it undefined
     float* scores,          // [n, h, score_stride] or null
-    i64 score_stride, float scale, int page_size, int words, int split_size, int n, int h, int c,
-    int r) {
+    i64 score_stride, float scale, int page_size, int words, int split_size, int first_row, int h,
+    int c, int r) {
     extern __shared__ float memory[];
     float* q = memory;                    // [HEADS, c + r]
     float* sums = q + HEADS * (c + r);    // [HEADS, c]
@@ -53,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_attn_split(
     float* rescale = total + HEADS;       // [HEADS]
     i64* at = (i64*)(rescale + 2 * HEADS);  // [CHUNK] the row's first element; -1 where hidden
 
-    int node = blockIdx.y, split = blockIdx.z, first_head = blockIdx.x * HEADS;
+    int node = first_row + blockIdx.y, split = blockIdx.z, first_head = blockIdx.x * HEADS;
     if (node >= *count) return;
     int heads = min(HEADS, h - first_head), row_len = c + r;
     int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
     i64 first = (i64)split * split_size;
     i64 end = min(first + split_size, *n_slots);
-    i64 out_row = ((i64)split * n + node) * h + first_head;
+    i64 out_row = ((i64)split * gridDim.y + blockIdx.y) * h + first_head;
 
     const real* q_from = query + ((i64)node * h + first_head) * row_len;
     for (int i = tid; i < HEADS * row_len; i += THREADS)
@@ -139,15 +142,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) verify_attn_split(
 }
 
 extern "C" __global__ void verify_attn_merge(
-    const float* top,    // [splits, n, h]
-    const float* norm,   // [splits, n, h]
-    const float* acc,    // [splits, n, h, c]
+    const float* top,    // [splits, rows, h]
+    const float* norm,   // [splits, rows, h]
+    const float* acc,    // [splits, rows, h, c]
     const i64* count,    // [1]
     const i64* n_slots,  // [1]
     real* out,           // [n, h, c]
-    int split_size, int n, int h, int c) {
-    if (blockIdx.y >= *count) return;
-    i64 row = (i64)blockIdx.y * h + blockIdx.x, n_rows = (i64)n * h;
+    int split_size, int first_row, int h, int c) {
+    if (first_row + (i64)blockIdx.y >= *count) return;
+    i64 row = (i64)blockIdx.y * h + blockIdx.x, n_rows = (i64)gridDim.y * h;
+    out += (i64)first_row * h * c;
     int splits = (int)((*n_slots + split_size - 1) / split_size);
     float largest = NEG_INF;
     for (int i = 0; i < splits; ++i) largest = fmaxf(largest, top[i * n_rows + row]);

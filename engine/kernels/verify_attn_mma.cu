@@ -5,9 +5,10 @@
 // (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
 //
 // A block takes 32 rows and the tiles split, split + splits, ... of 32 slots. Tile t of the cache is
-// 36,864 contiguous bytes: one bulk copy, two stages of them. A last row block of 16 rows or fewer
-// does half the work a tile, and so shares its tiles among fewer blocks. The merge joins the splits;
-// with one split there is none, and the blocks write the result.
+// 36,864 contiguous bytes: one bulk copy, two stages of them. The grid has splits for the most slots
+// of a bucket; how many of them share the tiles is decided here, from n_slots, and the others leave. A
+// last row block of 16 rows or fewer does half the work a tile, and so shares its tiles among fewer
+// blocks. The merge joins the splits; with one split there is none, and the blocks write the result.
 //
 //   scores   Each of the four warps multiplies all rows by its quarter of the 576 dimensions (the
 //            query stays in registers) and all 32 keys. The quarters' sums meet in shared memory,
@@ -23,9 +24,10 @@
 //
 // Why hidden slots cannot matter: tiles that reach past open_len select hidden scores to -inf after
 // the sum, and put 0 in the place of values that are not finite, and of rows from n_slots on, before
-// they are multiplied. A row that sees such a slot has a NaN score where the slot holds NaN, and so a
-// NaN result; of an infinity whose score is -inf nothing remains, in a tile that reaches past open_len.
-// Slots from n_slots on are never loaded.
+// they are multiplied. Nothing vanishes by that: a row that sees such a slot becomes NaN in the column
+// of the value first, as 0 times infinity would make it (its score may be -inf). Whether a tile holds
+// such values need not be searched: each makes every row's score of its slot inf or NaN. Slots from
+// n_slots on are never loaded.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
 // and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
@@ -42,22 +44,19 @@
 //
 // grid (ceil(n h / 32), splits)   block 128   shared memory: Shared::BYTES, dynamic, below
 // n h <= 16: the same with 16 rows (verify_attn_mma_16)
-// merge: grid (ceil(n h PARTS / 2))   block 256
+// merge: grid (n h PARTS)   block 128
 
-#include "common.cuh"
+#include "attention.cuh"
 
 namespace {
 
 constexpr int WARPS = 4;
 constexpr int KEYS = 32;  // slots a tile
-constexpr int LATENT = 512;
-constexpr int ROW_BYTES = 1152;
 constexpr int TILE_BYTES = KEYS * ROW_BYTES;
 constexpr int HALF_TILE = 16 * ROW_BYTES;
 constexpr int STEPS = 9;          // k16 steps of a quarter of the row
 constexpr int QUARTER_BYTES = 288;
 constexpr int COLUMN_TILES = 16;  // n8 tiles of a warp's 128 columns
-constexpr float SLACK = 8.f;      // a score may exceed its row's reference by this power of two
 
 // Offsets in dynamic shared memory; the launcher knows the totals.
 constexpr int PARTIALS_AT = 2 * TILE_BYTES;
@@ -75,30 +74,6 @@ struct Shared {
 static_assert(Shared<4>::BYTES == 96432, "cuda_attention.py knows it");
 static_assert(Shared<2>::BYTES == 81072, "cuda_attention.py knows it");
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-    return (u32)__cvta_generic_to_shared(p);
-}
-
-// Barriers in shared memory that count arrivals and the bytes of bulk copies.
-__device__ __forceinline__ void barrier_init(u32 bar, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni gone;\n"
-        "bra.uni again;\n"
-        "gone:\n"
-        "}\n" ::"r"(bar),
-        "r"(parity)
-        : "memory");
-}
 __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes, u32 bar) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes)
                  : "memory");
@@ -107,62 +82,6 @@ __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes,
             "r"(to),
         "l"(from), "r"(n_bytes), "r"(bar)
         : "memory");
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(at));
-}
-__device__ __forceinline__ void load_transposed(u32 (&m)[4], u32 at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
-                 : "r"(at));
-}
-// d [16, 8] += a [16, 16] b [16, 8]
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void write_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
-                 : "memory");
-}
-__device__ __forceinline__ void write_shared(u32 at, float a, float b, float c, float d) {
-    write_shared(at, __float_as_uint(a), __float_as_uint(b), __float_as_uint(c), __float_as_uint(d));
-}
-__device__ __forceinline__ void read_shared(u32 (&x)[4], u32 at) {
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ void read_shared(float (&x)[4], u32 at) {
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "r"(at)
-                 : "memory");
-}
-__device__ __forceinline__ float read_shared(u32 at) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-    return x;
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// From L2: not to be merged with, nor cached by, a read before the wait.
-__device__ __forceinline__ i64 read_now(const i64* at) {
-    i64 x;
-    asm volatile("ld.global.cg.b64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
-    return x;
 }
 
 // Lane t of four holds x[0..3]; afterwards lane t holds what was x[t] of lanes 0..3.
@@ -213,38 +132,26 @@ __device__ __forceinline__ void load_query(
         }
 }
 
-// Which of the slots first..first+31 a node sees.
-__device__ __forceinline__ u32 visible_slots(
-    const u32* bits, int words, int node, int first, int open_len, int n_slots) {
-    const u32* row = bits + (i64)node * words;
-    int j = first - open_len;  // of the block's column for slot `first`; negative: open slots
-    u32 seen;
-    if (j <= -32) {
-        seen = ~0u;
-    } else if (j < 0) {
-        u32 open = (u32)-j;
-        seen = ((1u << open) - 1) | ((words ? row[0] : 0u) << open);
-    } else {
-        int word = j >> 5;
-        u32 low = word < words ? row[word] : 0u;
-        u32 high = word + 1 < words ? row[word + 1] : 0u;
-        seen = __funnelshift_r(low, high, (u32)j & 31u);
-    }
-    int left = n_slots - first;
-    return left >= 32 ? seen : seen & ((1u << left) - 1);
-}
-
-__device__ __forceinline__ u32 finite_or_zero(u32 pair) {
-    if ((pair & 0x7f80u) == 0x7f80u) pair &= 0xffff0000u;
-    if ((pair & 0x7f800000u) == 0x7f800000u) pair &= 0x0000ffffu;
-    return pair;
-}
-
-// In the warp's 128 columns: 0 for what is not finite, and in rows from n_valid on.
-__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid) {
-    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+// Which of a tile's slots hold what is not finite in the warp's 128 columns.
+__device__ __forceinline__ u32 bad_slots(u32 tile, int warp, int lane, int n_valid) {
+    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16, bad = 0;
 #pragma unroll 4
     for (int row = lane >> 4; row < KEYS; row += 2, at += 2 * ROW_BYTES) {
+        if (row >= n_valid) continue;
+        u32 x[4];
+        read_shared(x, at);
+        bool found = not_finite(x[0]) || not_finite(x[1]) || not_finite(x[2]) || not_finite(x[3]);
+        bad |= (u32)found << row;
+    }
+    return __reduce_or_sync(~0u, bad);
+}
+
+// In the warp's 128 columns: 0 for what is not finite if some of it is bad, and in rows from n_valid on.
+__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid, u32 bad) {
+    int begin = bad ? 0 : n_valid & ~1;
+    u32 at = tile + (begin + (lane >> 4)) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+#pragma unroll 1
+    for (int row = begin + (lane >> 4); row < KEYS; row += 2, at += 2 * ROW_BYTES) {
         u32 x[4] = {0, 0, 0, 0};
         if (row < n_valid) read_shared(x, at);
         write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
@@ -255,13 +162,13 @@ __device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n
     __syncwarp();
 }
 
-// A block's work, on 16 M rows at most; each block ahead of it in x has ROWS.
-template <int M, int ROWS, bool SCORES>
+// A block's work, on 16 M rows at most; each block ahead of it in x has ROWS. LIGHT: the last row block, half
+// empty, whose tiles fewer blocks share.
+template <int M, int ROWS, bool LIGHT, bool SCORES>
 __device__ __forceinline__ void attend(
     const char* query, const char* rows, const i64* page_table, int n_pages, int page_tiles,
     const u32* bits, int words, const i64* count, const i64* open_len_at, const i64* n_slots_at,
-    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out,
-    int splits) {
+    int n, int h, float scale, float* acc, float* stats, float* scores, i64 score_stride, real* out) {
     constexpr int OCTETS = 2 * M;
     typedef Shared<OCTETS> Layout;
     constexpr int FAR = Layout::FAR_STEPS;
@@ -277,13 +184,22 @@ __device__ __forceinline__ void attend(
         if ((int)page >= n_pages) return (i64)-1;
         return read_now(page_table + page) * page_tiles + (tile - page * page_tiles);
     };
+    auto tiles_of = [](i64 n_slots) { return (int)((n_slots + KEYS - 1) / KEYS); };
+    auto splits_of = [](int tiles) {
+        int splits = splits_in_use(tiles, gridDim.y);
+        return LIGHT ? light_splits(tiles, splits) : splits;
+    };
     if (warp == 0) {
-        if (lane < 2) {
-            // A table that the kernel ahead has yet to write misleads no more than this prefetch.
-            i64 at = place(split + lane * splits);
-            if (at >= 0 && at < (i64)n_pages * page_tiles)
+        // Tables that the kernel ahead has yet to write mislead no more than these prefetches.
+        i64 at = place(split);
+        int tiles = tiles_of(read_now(n_slots_at)), second = split + splits_of(tiles);
+#pragma unroll 1
+        for (int i = 0;; ++i) {
+            if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
                              "r"(TILE_BYTES));
+            if (i || second >= tiles) break;
+            at = place(second);
         }
         if (lane == 0) {
             barrier_init(full, 1);
@@ -297,13 +213,13 @@ __device__ __forceinline__ void attend(
     wait_for_predecessor();
     let_successor_start();
 
-    i64 places = warp == 0 ? place(split + lane * splits) : 0;  // of this block's tile 32 i + lane
+    i64 places = place(split);  // asked for at once, whatever comes of it
     int n_slots = (int)read_now(n_slots_at), open_len = (int)read_now(open_len_at);
     bool padding = first_row >= read_now(count) * h;  // nobody reads its results
-    int cache_tiles = (n_slots + KEYS - 1) / KEYS;
-    // Nor does the merge read a split without tiles. One branch: two would load one after the other.
-    if (padding | (split >= cache_tiles)) return;
-    int n_tiles = (cache_tiles - split + splits - 1) / splits;
+    int cache_tiles = tiles_of(n_slots), splits = splits_of(cache_tiles);
+    // Nor does the merge read a split that is not in use. One branch: two would load one after the other.
+    if (padding | (split >= splits)) return;
+    int n_tiles = tiles_of_split(cache_tiles, split, splits);
 
     // Tile k of this block is tile split + k splits of the cache.
     auto start_copy = [&](int k, i64 at) {
@@ -312,10 +228,11 @@ __device__ __forceinline__ void attend(
                   left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + (k & 1) * 8);
     };
     if (warp == 0) {
-        i64 second = __shfl_sync(~0u, places, 1);
-        if (lane == 0) {
-            start_copy(0, places);
-            if (n_tiles > 1) start_copy(1, second);
+        if (lane == 0) start_copy(0, places);
+        if (n_tiles > 1) {
+            places = place(split + lane * splits);  // from now on, of this block's tile 32 i + lane
+            i64 second = __shfl_sync(~0u, places, 1);
+            if (lane == 0) start_copy(1, second);
         }
     }
 
@@ -402,7 +319,6 @@ __device__ __forceinline__ void attend(
         int first = (split + k * splits) * KEYS;
         bool masked = first + KEYS > open_len;
         __syncthreads();
-        if (masked) clean_values(tile, warp, lane, n_slots - first);
 
         u32 p[OCTETS][4];  // [octet of this warp][8 keys]: two probabilities each
         if (warp < OCTETS) {
@@ -419,7 +335,10 @@ __device__ __forceinline__ void attend(
                     x[4 * half + e] =
                         (s[0][2 * half + (e >> 1)][e & 1] + a[e]) + (b[e] + c[e]);
             }
+            bool bad = false;
             if (masked || SCORES) {
+#pragma unroll
+                for (int e = 0; e < 8; ++e) bad |= !(fabsf(x[e]) < POS_INF);
                 int row = first_row + warp * 8 + (lane >> 2);
                 u32 seen = 0;
                 if (row < n_rows)
@@ -453,7 +372,7 @@ __device__ __forceinline__ void attend(
 #pragma unroll
             for (int t = 0; t < 4; ++t) p[0][t] = pack_bf16(x[2 * t], x[2 * t + 1]);
             write_shared(p_at + warp * 512, p[0][0], p[0][1], p[0][2], p[0][3]);
-            u32 moved = __any_sync(~0u, moves);
+            u32 moved = __any_sync(~0u, moves) | __any_sync(~0u, bad) << 1;
             if ((lane & 3) == 0)
                 asm volatile("st.shared.f32 [%0], %1;" ::"r"(alpha_at + warp * 4), "f"(alpha)
                              : "memory");
@@ -464,10 +383,38 @@ __device__ __forceinline__ void attend(
         __syncthreads();
         u32 moved[4];
         read_shared(moved, moved_at);
+        u32 flags = moved[0] | moved[1] | (OCTETS == 4 ? moved[2] | moved[3] : 0u);
+        if (masked) {
+            u32 bad = flags & 2 ? bad_slots(tile, warp, lane, n_slots - first) : 0;
+#pragma unroll 1
+            for (u32 left = bad; left; left &= left - 1) {
+                int slot = __ffs(left) - 1;
+#pragma unroll
+                for (int oct = 0; oct < OCTETS; ++oct) {
+                    int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
+                    bool sees = row < n_rows && (visible_slots(bits, words, row / h, first, open_len,
+                                                               n_slots) >> slot) & 1;
+                    if (!__any_sync(~0u, sees)) continue;
+#pragma unroll
+                    for (int t = 0; t < COLUMN_TILES; ++t) {
+                        u32 pair;
+                        asm volatile("ld.shared.u32 %0, [%1];"
+                                     : "=r"(pair)
+                                     : "r"(tile + slot * ROW_BYTES + warp * 256 + (t >> 3) * 128 +
+                                           (((t & 7) ^ (slot & 7)) * 16) + (lane & 3) * 4));
+                        int e = 2 * (oct & 1);
+                        if (sees && not_finite(pair << 16)) o[oct >> 1][t][e] = NOT_A_NUMBER;
+                        if (sees && not_finite(pair & 0xffff0000u)) o[oct >> 1][t][e + 1] = NOT_A_NUMBER;
+                    }
+                }
+            }
+            __syncwarp();
+            if (bad || n_slots - first < KEYS) clean_values(tile, warp, lane, n_slots - first, bad);
+        }
 #pragma unroll
         for (int oct = M == 2 ? 1 : 0; oct < OCTETS; ++oct)
             read_shared(p[oct], p_at + (oct ^ (warp & OWN)) * 512);
-        if (moved[0] | moved[1] | (OCTETS == 4 ? moved[2] | moved[3] : 0u)) {
+        if (flags & 1) {
 #pragma unroll
             for (int oct = 0; oct < OCTETS; ++oct) {
                 float alpha = read_shared(alpha_at + (oct ^ (warp & OWN)) * 4);
@@ -558,60 +505,72 @@ __device__ __forceinline__ void attend(
     }
 }
 
-// The splits' softmax as one. PARTS threads share four columns of a row: part p sums the splits p,
-// p + PARTS, ..., ascending, and the parts' sums are added in a fixed order. The launcher takes
-// parts enough for all loads of a thread to be in flight at once.
+// The splits' softmax as one. A block serves LATENT / PARTS columns of a row, four a thread; PARTS threads
+// share four columns: part p sums the splits p, p + PARTS, ..., ascending, and the parts' sums are added in
+// a fixed order. The launcher takes as many parts as threads can be at work at once.
+constexpr int MERGE_THREADS = LATENT / 4;
+constexpr int MOST_SPLITS = 512;  // the launcher knows it
 template <int PARTS>
 __device__ __forceinline__ void merge(
-    const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int splits,
-    int light_splits, int heavy_rows, int n, int h) {
-    constexpr int QUADS = 256 / PARTS;  // four columns each; more than a row has where PARTS is 1
-    constexpr int GROUPS = QUADS < 32 ? 8 : PARTS;  // sums that meet in shared memory
-    constexpr int BATCH = 8;
+    const float* acc, const float* stats, const i64* count, const i64* n_slots, real* out, int most,
+    int keys, int heavy_rows, int n, int h) {
+    constexpr int QUADS = MERGE_THREADS / PARTS;
+    constexpr int WARPS_ALL = MERGE_THREADS / 32, GROUPS = QUADS < 32 ? WARPS_ALL : PARTS;
+    constexpr int BATCH = 8;  // loads in flight
+    constexpr int KEPT = PARTS < 16 ? 2 : 9;  // splits whose exponent and sum a lane reads but once
+    __shared__ float weights_of_warps[WARPS_ALL][MOST_SPLITS];
     __shared__ float4 sums[PARTS == 1 ? 1 : GROUPS][PARTS == 1 ? 1 : QUADS];
-    __shared__ float norms[GROUPS];
-    int part = threadIdx.x / QUADS, lane = threadIdx.x & 31, n_rows = n * h;
-    int at = blockIdx.x * QUADS + threadIdx.x % QUADS;
-    int row = at / (LATENT / 4), quad = at % (LATENT / 4);
+    int part = threadIdx.x / QUADS, here = threadIdx.x % QUADS, lane = threadIdx.x & 31;
+    int row = blockIdx.x / PARTS, quad = blockIdx.x % PARTS * QUADS + here;
     // These two were written before the splits began, and the splits let this kernel start only
     // after they had waited for that.
-    i64 cache_tiles = (*n_slots + KEYS - 1) / KEYS;
+    int cache_tiles = (int)((*n_slots + keys - 1) / keys);
     bool padding = row >= *count * h;
     let_successor_start();  // which waits for the end of this one, and so for the splits'
-    int mine = row < heavy_rows ? splits : light_splits;
-    int used = cache_tiles < mine ? (int)cache_tiles : mine;
+    int used = splits_in_use(cache_tiles, most);
+    if (row >= heavy_rows) used = light_splits(cache_tiles, used);
     wait_for_predecessor();
     if (padding) return;
 
-    const float2* stat = (const float2*)stats + (i64)row * splits;
+    const float2* stat = (const float2*)stats + (i64)row * most;
     const float4* from = (const float4*)acc + (i64)row * (LATENT / 4) + quad;
-    i64 stride = (i64)n_rows * (LATENT / 4);
+    i64 stride = (i64)n * h * (LATENT / 4);
     float4 x[BATCH];
-    float2 its[BATCH];
     auto load = [&](int first) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             int i = first + b * PARTS;
-            x[b] = float4{0.f, 0.f, 0.f, 0.f};
-            its[b] = float2{NEG_INF, 0.f};
-            if (i < used) {
-                x[b] = from[i * stride];
-                its[b] = stat[i];
-            }
+            x[b] = i < used ? from[i * stride] : float4{0.f, 0.f, 0.f, 0.f};
         }
     };
     load(part);
-    float top = NEG_INF;
-    for (int i = lane; i < used; i += 32) top = fmaxf(top, stat[i].x);
+    // Each warp for itself: no barrier until the sums meet.
+    float* weights = weights_of_warps[threadIdx.x >> 5];
+    float2 its[KEPT];
+    float top = NEG_INF, norm = 0.f;
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        its[k] = lane + 32 * k < used ? stat[lane + 32 * k] : float2{NEG_INF, 0.f};
+        top = fmaxf(top, its[k].x);
+    }
+    for (int i = lane + 32 * KEPT; i < used; i += 32) top = fmaxf(top, stat[i].x);
     top = warp_max(top);
+    auto weigh = [&](int i, float2 its) {
+        weights[i] = exp2_fast(its.x - top);
+        norm = fmaf(weights[i], its.y, norm);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k)
+        if (lane + 32 * k < used) weigh(lane + 32 * k, its[k]);
+    for (int i = lane + 32 * KEPT; i < used; i += 32) weigh(i, stat[i]);
+    norm = warp_sum(norm);
+    __syncwarp();
     float4 sum = {0.f, 0.f, 0.f, 0.f};
-    float norm = 0.f;
     for (int i = part;;) {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (i + b * PARTS >= used) break;
-            float weight = exp2_fast(its[b].x - top);
-            norm = fmaf(weight, its[b].y, norm);
+            float weight = weights[i + b * PARTS];
             sum.x = fmaf(weight, x[b].x, sum.x);
             sum.y = fmaf(weight, x[b].y, sum.y);
             sum.z = fmaf(weight, x[b].z, sum.z);
@@ -629,11 +588,8 @@ __device__ __forceinline__ void merge(
             sum.y += __shfl_xor_sync(~0u, sum.y, offset);
             sum.z += __shfl_xor_sync(~0u, sum.z, offset);
             sum.w += __shfl_xor_sync(~0u, sum.w, offset);
-            norm += __shfl_xor_sync(~0u, norm, offset);
         }
-        int group = QUADS < 32 ? (int)threadIdx.x >> 5 : part, here = threadIdx.x % QUADS;
-        if (QUADS >= 32 || lane < QUADS) sums[group][here] = sum;
-        if (QUADS >= 32 ? here == 0 : lane == 0) norms[group] = norm;
+        if (QUADS >= 32 || lane < QUADS) sums[QUADS < 32 ? (int)threadIdx.x >> 5 : part][here] = sum;
         __syncthreads();
         if (threadIdx.x >= QUADS) return;
 #pragma unroll
@@ -643,7 +599,6 @@ __device__ __forceinline__ void merge(
             sum.y += y.y;
             sum.z += y.z;
             sum.w += y.w;
-            norm += norms[i];
         }
     }
     u32* to = (u32*)(out + (i64)row * LATENT + (quad >> 2) * 16 + (quad & 3) * 2);
@@ -668,15 +623,15 @@ __device__ __forceinline__ void merge(
         real* out,              /* [n, h, 512], or null: acc and stats */                         \
         i64 score_stride, float scale,  /* positive */                                            \
         int n_pages, int page_tiles,    /* tiles a page */                                        \
-        int words, int n, int h, int light_splits) {                                              \
+        int words, int n, int h) {                                                                \
         if (M == 1 || (int)blockIdx.x * 32 + 16 < n * h)                                          \
-            attend<M, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
-                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
-                                      score_stride, out, gridDim.y);                              \
-        else if ((int)blockIdx.y < light_splits) /* the last row block, half empty */             \
-            attend<1, 16 * M, SCORES>(query, rows, page_table, n_pages, page_tiles, bits, words,  \
-                                      count, open_len, n_slots, n, h, scale, acc, stats, scores,  \
-                                      score_stride, out, light_splits);                           \
+            attend<M, 16 * M, false, SCORES>(query, rows, page_table, n_pages, page_tiles, bits,  \
+                                             words, count, open_len, n_slots, n, h, scale, acc,   \
+                                             stats, scores, score_stride, out);                   \
+        else                                                                                      \
+            attend<1, 16 * M, true, SCORES>(query, rows, page_table, n_pages, page_tiles, bits,   \
+                                            words, count, open_len, n_slots, n, h, scale, acc,    \
+                                            stats, scores, score_stride, out);                    \
     }
 
 VERIFY_ATTN(verify_attn_mma_32, 2, false)
@@ -684,19 +639,25 @@ VERIFY_ATTN(verify_attn_mma_16, 1, false)
 VERIFY_ATTN(verify_attn_mma_32_scores, 2, true)
 VERIFY_ATTN(verify_attn_mma_16_scores, 1, true)
 
-#define MERGE(PARTS)                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) verify_attn_mma_merge_##PARTS(              \
+#define MERGE(PARTS, BLOCKS)                                                                      \
+    extern "C" __global__ void __launch_bounds__(MERGE_THREADS, BLOCKS)                           \
+        verify_attn_mma_merge_##PARTS(                                                            \
         const float* acc,    /* [splits, n h, 512] */                                             \
         const float* stats,  /* [n h, splits, 2] */                                               \
         const i64* count,    /* [1] */                                                            \
         const i64* n_slots,  /* [1] */                                                            \
         real* out,           /* [n, h, 512] */                                                    \
-        int splits, int light_splits, int heavy_rows, int n, int h) {                             \
-        merge<PARTS>(acc, stats, count, n_slots, out, splits, light_splits, heavy_rows, n, h);    \
+        int most,            /* the splits that the grid was made for */                          \
+        int keys,            /* slots a tile */                                                   \
+        int heavy_rows,      /* rows from here on are those of a last block that is half empty */ \
+        int n, int h) {                                                                           \
+        merge<PARTS>(acc, stats, count, n_slots, out, most, keys, heavy_rows, n, h);              \
     }
 
-MERGE(1)
-MERGE(2)
-MERGE(4)
-MERGE(8)
-MERGE(32)
+// PARTS, and blocks that an SM should hold: few rows make few blocks, and many splits.
+MERGE(1, 9)
+MERGE(2, 9)
+MERGE(4, 9)
+MERGE(8, 9)
+MERGE(16, 4)
+MERGE(32, 4)

@@ -38,6 +38,13 @@ class OutOfMemoryError(MemoryError):
 
 
 class CompileException(Exception):
+    """CuPy's: the log, and what it was of."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NVRTCError(Exception):
     pass
 
 
@@ -54,6 +61,7 @@ class StandIn:
     left      bytes that an allocation may take; None: any number
     limit     of CuPy's pool, as its errors tell it; 0: none
     on_load   raised when a module is compiled and loaded
+    hopper_log  what NVRTC says of a kernel for sm_90a that does not compile
     on_end    raised when a capture ends, once per entry
     on_replay raised when a graph is launched
     current   the device that the caller has made current, by its number
@@ -67,6 +75,7 @@ class StandIn:
         driver: int = 12080,
         runtime: int = 12090,
         on_load: Exception | None = None,
+        hopper_log: str = "",
     ) -> None:
         self.events: list[str] = []
         self.left: int | None = None
@@ -94,6 +103,10 @@ class StandIn:
                 raise devices
             return devices
 
+        def compile_program(*_: Any) -> None:
+            if hopper_log:
+                raise NVRTCError
+
         self.RawModule = RawModule
         self.cuda = SimpleNamespace(
             runtime=SimpleNamespace(
@@ -104,6 +117,14 @@ class StandIn:
                 getDevice=lambda: self.current,
                 getDeviceProperties=lambda _: {"name": b"Stand-in"},
                 memGetInfo=lambda: (self.left, 1000),
+            ),
+            nvrtc=SimpleNamespace(
+                NVRTCError=NVRTCError,
+                createProgram=lambda *_: 1,
+                compileProgram=compile_program,
+                getCUBIN=lambda _: b"",
+                getProgramLog=lambda _: hopper_log,
+                destroyProgram=lambda _: None,
             ),
             driver=SimpleNamespace(CUDADriverError=CUDADriverError),
             memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

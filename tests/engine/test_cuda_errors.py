@@ -78,6 +78,24 @@ def test_capabilities_of_two_and_three_digits(capability: str) -> None:
     Modules(StandIn(capability=capability), "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("capability", "dtype", "has"),
+    [("90", "bfloat16", True), ("90", "float32", False), ("120", "bfloat16", False)],
+)
+def test_what_is_for_hopper_alone(capability: str, dtype: str, has: bool) -> None:
+    assert has == Modules(StandIn(capability=capability), dtype).has("verify_attn_wgmma")
+
+
+def test_a_kernel_for_hopper_that_does_not_compile_is_named() -> None:
+    with pytest.raises(EngineError) as refusal:
+        Modules(StandIn(hopper_log="verify_attn_wgmma.cu(7): error: no"), "bfloat16")
+
+    assert (
+        "kernels/verify_attn_wgmma.cu does not compile for sm_90a with dtype = 'bfloat16':\n"
+        "verify_attn_wgmma.cu(7): error: no"
+    ) == str(refusal.value)
+
+
 def test_a_kernel_that_does_not_compile_is_named_with_file_and_line() -> None:
     with pytest.raises(EngineError) as refusal:
         Modules(StandIn(on_load=CompileException("rows.cu(12): error: expected a ;")), "float32")

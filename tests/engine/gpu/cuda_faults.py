@@ -95,43 +95,43 @@ FAULTS: dict[str, CudaFault] = {
     "fast_weights_in_the_wrong_base": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_mma",
-        "float weight = exp2_fast(its[b].x - top);",
-        "float weight = expf(its[b].x - top);",
+        "weights[i] = exp2_fast(its.x - top);",
+        "weights[i] = expf(its.x - top);",
         fast=True,
     ),
     "fast_last_split_is_lost": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_mma",
-        "int used = cache_tiles < mine ? (int)cache_tiles : mine;",
-        "int used = cache_tiles < mine ? max(1, (int)cache_tiles - 1) : mine;",
+        "int used = splits_in_use(cache_tiles, most);",
+        "int used = max(1, splits_in_use(cache_tiles, most) - 1);",
         fast=True,
     ),
-    "fast_empty_splits_are_merged": CudaFault(
+    "fast_unused_splits_are_merged": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_mma",
-        "int used = cache_tiles < mine ? (int)cache_tiles : mine;",
-        "int used = mine;",
+        "int used = splits_in_use(cache_tiles, most);",
+        "int used = most;",
         fast=True,
     ),
-    "fast_norm_of_the_first_part_alone": CudaFault(
+    "fast_columns_of_the_first_part_alone": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_mma",
-        "norm += norms[i];",
+        "sum.x += y.x;",
         "",
         fast=True,
     ),
     "fast_light_rows_merge_all_splits": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_mma",
-        "int mine = row < heavy_rows ? splits : light_splits;",
-        "int mine = splits;",
+        "if (row >= heavy_rows) used = light_splits(cache_tiles, used);",
+        "",
         fast=True,
     ),
     "fast_light_blocks_skip_tiles": CudaFault(
         frozenset({"scores", "out_latent"}),
         "verify_attn_mma",
-        "score_stride, out, light_splits); ",
-        "score_stride, out, gridDim.y);    ",
+        "return LIGHT ? light_splits(tiles, splits) : splits;",
+        "return splits;",
         fast=True,
     ),
     # Counters between the blocks of a launch
@@ -186,16 +186,16 @@ FAULTS: dict[str, CudaFault] = {
 
 
 def make_engine(
-    fault: str, dtype: str = "float32", splits: tuple[int, int] | None = None, **options: Any
+    fault: str, dtype: str = "float32", splits: int | None = None, **options: Any
 ) -> Any:
     """Splits of 5 slots and pages of 3: every case has several of both.
 
     fault   "none" is the honest engine
-    splits  of the tensor cores' attention, all and light, instead of its own choice
+    splits  of the tensor cores' attention at most, instead of its own choice
     """
     if splits:
         assert callable(cuda_attention.choose_splits)
-        cuda_attention.choose_splits = lambda *_: cuda_attention.Splits(*splits)
+        cuda_attention.choose_splits = lambda *_: splits
     with faulty_kernels(fault):
         engine = make_cuda_engine(**{"page_size": 3, "split_size": 5, "dtype": dtype, **options})
     if fault in _PLANTS:

@@ -1,0 +1,84 @@
+"""What Hopper alone has: kernels of its own instructions (sm_90a), and tensor maps for its copies.
+
+CuPy compiles for the architecture that all of a generation share, which lacks both; so kernels for
+sm_90a are compiled through its NVRTC binding. A tensor map is what a copy of a tile reads its
+sizes and strides from; the driver writes it, and it is an argument of the launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HOPPER = (9, 0)
+ARCHITECTURE = "sm_90a"
+TILE = 64  # slots; page sizes are multiples of it
+ROWS = 64  # of the query, a block
+THREADS = 256
+SHARED_BYTES = 229_728  # dynamic, of verify_attn_wgmma; the .cu asserts the same number
+
+_UINT16, _PROMOTE_256_BYTES = 1, 3  # CUtensorMapDataType, CUtensorMapL2promotion
+_MAP_WORDS = 16
+_GROUPS = 3  # of columns, a copy
+
+
+class TensorMap(ctypes.Structure):
+    """A CUtensorMap: 128 bytes, as the driver wrote them."""
+
+    _fields_ = (("words", ctypes.c_uint64 * _MAP_WORDS),)
+
+
+def tile_map(rows: Any) -> TensorMap:
+    """Of rows [physical rows, 576], 2 bytes each: a copy takes 64 rows and three times 64 columns.
+
+    Raises RuntimeError when the driver refuses.
+    """
+    n_rows, row_len = rows.shape
+    return _tile_map(rows.data.ptr, n_rows, row_len)
+
+
+@cache
+def _tile_map(address: int, n_rows: int, row_len: int) -> TensorMap:
+    memory = (ctypes.c_uint64 * (_MAP_WORDS + 8))()  # the driver writes to multiples of 64 bytes
+    start = -ctypes.addressof(memory) % 64
+    written = TensorMap.from_buffer(memory, start)
+    groups = row_len // 64
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.byref(written),
+        _UINT16,
+        ctypes.c_uint32(3),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 3)(64, n_rows, groups),
+        (ctypes.c_uint64 * 2)(2 * row_len, 128),  # bytes from row to row, from group to group
+        (ctypes.c_uint32 * 3)(64, TILE, _GROUPS),
+        (ctypes.c_uint32 * 3)(1, 1, 1),
+        *(0, 0, _PROMOTE_256_BYTES, 0),  # no interleaving, no swizzle beside the cache's own
+    )
+    if status:
+        raise RuntimeError(f"a tensor map of {n_rows} rows: CUDA driver error {status}")
+    return TensorMap.from_buffer_copy(written)
+
+
+def compiled(cupy: Any, source: str, name: str, options: tuple[str, ...]) -> Any:
+    """A cupy.RawModule for sm_90a. Raises cupy.cuda.compiler.CompileException."""
+    nvrtc = cupy.cuda.nvrtc
+    program = nvrtc.createProgram(source, name, (), ())
+    options = (f"-arch={ARCHITECTURE}", *options)
+    try:
+        nvrtc.compileProgram(program, options)
+        binary = nvrtc.getCUBIN(program)
+    except nvrtc.NVRTCError:
+        log = nvrtc.getProgramLog(program)
+        failure = cupy.cuda.compiler.CompileException
+        raise failure(log, source, name, options, "nvrtc") from None
+    finally:
+        nvrtc.destroyProgram(program)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.cubin"
+        path.write_bytes(binary)
+        module = cupy.RawModule(path=str(path))
+        module.compile()  # reads the file
+    return module
