@@ -234,14 +234,17 @@ def faulty_kernels(fault: str) -> Iterator[None]:
 
 
 def _staging(
-    engine: Any, change: Callable[[dict[str, Any], np.ndarray, int, int], None], **own: Any
+    engine: Any, change: Callable[[dict[Any, Any], np.ndarray, int, int], None], **own: Any
 ) -> None:
-    """`change` is given what it remembers, the staged numbers, n and the rows that count."""
+    """`change` is given what it remembers, the staged numbers, n and the rows that count.
+
+    From the start it remembers the vocabulary's size.
+    """
     launcher = engine.kernels.launcher
 
     def faulty(cache: Any, config: Any) -> CudaLauncher:
         made = launcher(cache, config)
-        inbox, memory = made._inbox, {}
+        inbox, memory = made._inbox, {"vocab_size": config.vocab_size}
 
         def staged(n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Any:
             if keep:
@@ -257,7 +260,7 @@ def _staging(
 def _padding_keeps_its_rows(engine: Any) -> None:
     """Rows of padding keep the slots of the tree before: they are written there (GRAPH-1)."""
 
-    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+    def change(memory: dict[Any, Any], host: np.ndarray, n: int, count: int) -> None:
         slots = host[4 + n : 4 + 2 * n]
         before = memory.get(n)
         if before is not None:
@@ -270,11 +273,13 @@ def _padding_keeps_its_rows(engine: Any) -> None:
 def _padding_is_walkable(engine: Any) -> None:
     """Nodes of padding are children of the root, with a token each (EDGE-3).
 
-    The bucket is large, so that the fillers are the whole vocabulary and one of them is accepted.
+    The bucket is large and the tokens are around 377, the root's target in the first round of
+    tiny's `orders`, which no child of the root has there: a filler is accepted, and nothing else
+    could be.
     """
 
-    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
-        host[4 + count : 4 + n] = np.arange(n - count) % 60
+    def change(memory: dict[Any, Any], host: np.ndarray, n: int, count: int) -> None:
+        host[4 + count : 4 + n] = (320 + np.arange(n - count)) % memory["vocab_size"]
         host[4 + 2 * n + count : 4 + 3 * n] = 0
 
     _staging(engine, change, row_bucket=lambda n: 129)
@@ -283,7 +288,7 @@ def _padding_is_walkable(engine: Any) -> None:
 def _count_of_the_call_before(engine: Any) -> None:
     """The rows that count are those of the last call in the bucket (GRAPH-5)."""
 
-    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+    def change(memory: dict[Any, Any], host: np.ndarray, n: int, count: int) -> None:
         host[0] = memory.get(n, count)
         memory[n] = count
 
@@ -293,7 +298,7 @@ def _count_of_the_call_before(engine: Any) -> None:
 def _length_of_the_call_before(engine: Any) -> None:
     """The attention reads as many slots as in the last call (GRAPH-7)."""
 
-    def change(memory: dict[str, Any], host: np.ndarray, n: int, count: int) -> None:
+    def change(memory: dict[Any, Any], host: np.ndarray, n: int, count: int) -> None:
         host[2], memory["slots"] = memory.get("slots", host[2]), int(host[2])
 
     _staging(engine, change)
