@@ -25,8 +25,10 @@ class Drawing:
 
     parents    of a tree; of a chunk, those of a chain
     positions  [n], mask [n, L + n] bool, path (the root first): truth
+    slots      [n], where each row is written: truth
     rows       rows in which the finding differs, where that can be said
     shown_*    the engine's; None where it was not shown, or had another form
+    shown_moves  what the engine said that its commit copies: (source slot, destination slot)
     """
 
     tokens: tuple[int, ...]
@@ -39,6 +41,9 @@ class Drawing:
     shown_positions: tuple[int, ...] | None = None
     shown_mask: np.ndarray | None = None
     shown_path: tuple[int, ...] | None = None
+    slots: tuple[int, ...] = ()
+    shown_slots: tuple[int, ...] | None = None
+    shown_moves: tuple[tuple[int, int], ...] | None = None
 
     @property
     def committed_len(self) -> int:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.conformance.drawing import Drawing
+from kdtr.conformance.excerpt import Excerpt
 from kdtr.conformance.plain_text import entry
 from kdtr.contract import rule
 
@@ -50,7 +51,9 @@ class Finding:
     reproduce  the command that shows this finding alone
     n_rows     rows fed to the engine up to there: findings are told in this order
     blame      whose fault it must be, where a smoke case says so (smoke.py)
-    drawing    the round as a picture, where it was driven; no part of what makes findings equal
+    drawing    the round as a picture, where it was driven
+    excerpt    the numbers around the element that is named
+    Drawing and excerpt are no part of what makes findings equal.
     """
 
     verdict: Verdict
@@ -67,6 +70,7 @@ class Finding:
     n_rows: int = 0
     blame: str = ""
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
+    excerpt: Excerpt | None = field(default=None, compare=False, repr=False)
 
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
         """The finding as text, without colour; of the rules in `told`, the ids alone."""

@@ -31,7 +31,7 @@ def points(n: int) -> str:
 
 def case_table(results: list[CaseResult]) -> Table:
     """A line per case, a column per mode; without rulers, so that it fits in 80 columns."""
-    modes = _modes(results)
+    modes = modes_of(results)
     pad = 1 if len(modes) <= 5 else 0
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, pad, 0, 0))
     table.add_column("case", overflow="fold")
@@ -58,7 +58,7 @@ def case_table(results: list[CaseResult]) -> Table:
     return table
 
 
-def _modes(results: list[CaseResult]) -> list[str]:
+def modes_of(results: list[CaseResult]) -> list[str]:
     """Those that ran, in the order of MODES; then `load` and `close`, where a model failed."""
     ran = dict.fromkeys(result.mode for result in results)
     return [mode for mode in MODE if mode in ran] + [mode for mode in ran if mode not in MODE]
@@ -73,8 +73,15 @@ def _cell(result: CaseResult | None) -> Text:
 
 def below_the_table(results: list[CaseResult], width: int) -> Iterator[str]:
     """What its marks mean, where they occur."""
+    yield from not_offered(results)
+    yield from blocked(results)
+    yield from _xrayed(results, width)
+
+
+def not_offered(results: list[CaseResult]) -> Iterator[str]:
+    """Modes, cases and checks that were left out, and the verbs that they need."""
     cases: dict[tuple[str, ...], list[str]] = {}  # by what they need, beyond what their mode needs
-    for mode in _modes([result for result in results if result.mode != XRAY]):
+    for mode in modes_of([result for result in results if result.mode != XRAY]):
         of_mode = [result for result in results if result.mode == mode]
         unsupported = [result for result in of_mode if result.verdict is Verdict.UNSUPPORTED]
         common: set[str] = set()
@@ -92,11 +99,9 @@ def below_the_table(results: list[CaseResult], width: int) -> Iterator[str]:
     left_out = sorted({verb for result in scripts for verb in result.unshown})
     if left_out:
         yield f"{SCRIPT}: without the checks that need {', '.join(left_out)}"
-    yield from _blocked(results)
-    yield from _xrayed(results, width)
 
 
-def _blocked(results: list[CaseResult]) -> Iterator[str]:
+def blocked(results: list[CaseResult]) -> Iterator[str]:
     """Points after a finding of their own case; then whole cases, and by what."""
     own = sum(result.blocked for result in results if not result.blocked_by)
     if own:
