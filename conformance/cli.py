@@ -35,6 +35,7 @@ from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, re
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.mutants.mutants_cli import add_mutants_arguments, mutants_command
 from kdtr.conformance.report import print_report
+from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
     add_self_arguments,
     check_self_arguments,
@@ -54,7 +55,9 @@ _OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(_trees_joined(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(_trees_joined(words))
+    args.words = words
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
@@ -123,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
     add_self_arguments(gate)
+    add_report_options(gate)
     xray = verbs.add_parser(
         "xray",
         help="read an engine's mask, positions, cache and routing from its logits alone",
@@ -208,6 +212,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     check_self_arguments(args)
+    reports = begin_reports(args, [_command(), *args.words], args.engine, args.bundles)
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -218,21 +223,24 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             result = run_self(
                 engine, request, engine_name=args.engine, options=options, progress=progress.show
             )
-        print_report(console, info, result, time.perf_counter() - start)
-        return PASSED if result.passed else FAILED
-    with _Progress() as progress:
-        result = run_gate(
-            engine,
-            args.bundles,
-            engine_name=args.engine,
-            options=options,
-            selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
-            progress=progress.show,
-            command=_command(),
-            xray=not (args.case or args.mode or args.until),
-        )
+        known: frozenset[str] = frozenset()
+    else:
+        with _Progress() as progress:
+            result = run_gate(
+                engine,
+                args.bundles,
+                engine_name=args.engine,
+                options=options,
+                selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
+                progress=progress.show,
+                command=_command(),
+                xray=not (args.case or args.mode or args.until),
+            )
+        known = option_names(args.engine)
     seconds = time.perf_counter() - start
-    print_report(console, info, result, seconds, option_names(args.engine))
+    print_report(console, info, result, seconds, known)
+    for line in reports.write(info, result, seconds, known):
+        print(line)
     return PASSED if result.passed else FAILED
 
 

@@ -107,6 +107,8 @@ def _rows(
         return (_parting(path, _shown(seen, "path", None)),)
     if stage.name in ("bonus", "root"):
         return path[-1:]
+    if stage.name == "copied" and actual is not None and actual.shape == (len(path),):
+        return tuple(node for node, same in zip(path, actual, strict=True) if not same)
     if expected is not None and actual is not None and _is_of_rows(stage, expected, actual):
         wrong = (expected != actual).reshape(len(expected), -1).any(axis=1)
         return _integers(np.flatnonzero(wrong))

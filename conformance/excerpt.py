@@ -10,7 +10,7 @@ import numpy as np
 from kdtr.conformance.compare import AXIS_NAME, Difference
 from kdtr.contract import Stage
 
-_AROUND = 4  # elements on each side of the divergence
+_AROUND = 3  # elements on each side of the divergence
 _ROWS = 48  # told of a stage; of more, those that differ come first
 
 Number = bool | int | float

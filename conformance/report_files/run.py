@@ -1,0 +1,207 @@
+"""A run as reports tell it: what was judged and how, the verdicts, and the faults, numbered.
+
+The header alone differs between two runs of the same engine on the same bundles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from kdtr.conformance.finding import CaseResult, Finding, Verdict
+from kdtr.conformance.finding_groups import Group, grouped
+from kdtr.conformance.gate import GateResult
+from kdtr.conformance.report_experiments import Bench
+from kdtr.conformance.report_hypotheses import Explanations, explained
+from kdtr.contract import EngineInfo, rules_version
+
+EXCUSED = "excused"
+_TOLD_VERSIONS = ("kdtr", "numpy", "ml_dtypes")
+_CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BundleSum:
+    """A golden bundle of the run, by its bytes."""
+
+    path: str
+    n_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """When, with what and by which command: no other part of a report depends on these.
+
+    engine    as it was asked for: "my_engine:make_engine"
+    command   the line that was run, for a shell
+    started   UTC, "2026-01-31T12:00:00Z"; it took `seconds`
+    versions  (name, version) of the judge and of what it computes with
+    """
+
+    engine: str
+    command: str
+    started: str
+    seconds: float
+    versions: tuple[tuple[str, str], ...]
+    bundles: tuple[BundleSum, ...]
+
+
+def header(engine: str, words: Sequence[str], bundles: Sequence[str]) -> Header:
+    """Of a run that begins now; a bundle that cannot be read is the gate's to refuse.
+
+    words  of the command, its name first
+    """
+    return Header(
+        engine=engine,
+        command=shlex.join(words),
+        started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        seconds=0.0,
+        versions=(*_versions(), ("Python", platform.python_version())),
+        bundles=tuple(_sum(path) for path in bundles if os.access(path, os.R_OK)),
+    )
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("rules", str(rules_version()))]
+    for name in _TOLD_VERSIONS:
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, "not installed as a package"))
+    return found
+
+
+def _sum(path: str) -> BundleSum:
+    digest, n_bytes = hashlib.sha256(), 0
+    with Path(path).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            n_bytes += len(chunk)
+    return BundleSum(str(path), n_bytes, digest.hexdigest())
+
+
+Key = tuple[str, str, str]  # bundle, case, mode
+
+
+def key(result: CaseResult) -> Key:
+    """What a result is known by."""
+    return result.bundle, result.case, result.mode
+
+
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """Why a bad result is expected, and where one can read about it."""
+
+    reason: str
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A group of findings as one fault of the run.
+
+    number  from 1, the most telling first; near ties are numbered too, after what failed
+    excuse  where all of its findings are expected
+    """
+
+    number: int
+    group: Group
+    explanations: Explanations
+    excuse: Excuse | None = None
+
+    @property
+    def first(self) -> Finding:
+        return self.group.first
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it makes the run fail."""
+        return self.first.verdict.is_bad and self.excuse is None
+
+    def rules(self) -> tuple[str, ...]:
+        """Ids, the best explanation's own first: of the stage's rules it knows which one."""
+        best = self.explanations.rivals[0].rules if self.explanations.rivals else ()
+        return tuple(dict.fromkeys((*best, *self.first.rules)))
+
+    def title(self) -> str:
+        """The best explanation, or what differs."""
+        if self.explanations.rivals:
+            return self.explanations.rivals[0].says
+        return f"{self.first.stage}: {self.first.summary}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a report may say.
+
+    options  names that the engine's factory takes: what can be experimented with
+    excuses  of results that are expected to be bad
+    """
+
+    header: Header
+    info: EngineInfo
+    gate: GateResult
+    options: frozenset[str] = frozenset()
+    excuses: Mapping[Key, Excuse] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """As the gate, but for what is excused."""
+        bad = any(one.verdict.is_bad and self.excuse(one) is None for one in self.gate.results)
+        return not self.gate.shortfall and not bad
+
+    def bundle_names(self) -> dict[str, str]:
+        """A short name for each bundle: its file's stem, or its path where two share one."""
+        paths = list(dict.fromkeys(result.bundle for result in self.gate.results))
+        stems = [Path(path).stem for path in paths]
+        return {
+            path: stem if stems.count(stem) == 1 else path
+            for path, stem in zip(paths, stems, strict=True)
+        }
+
+    def excuse(self, result: CaseResult) -> Excuse | None:
+        """Of a bad result that is expected; a result that is not bad needs none."""
+        return self.excuses.get(key(result)) if result.verdict.is_bad else None
+
+    def verdict(self, result: CaseResult) -> str:
+        """The verdict's word: one of Verdict, or "excused"."""
+        return EXCUSED if self.excuse(result) is not None else result.verdict.value
+
+    def counts(self) -> dict[str, int]:
+        """How many results have which verdict, in the order in which verdicts weigh."""
+        words = [self.verdict(result) for result in self.gate.results]
+        order = [verdict.value for verdict in Verdict]
+        order.insert(order.index(Verdict.FAIL.value), EXCUSED)
+        return {word: words.count(word) for word in order if word in words}
+
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """What is bad first, then what is excused, then near ties."""
+        bench = Bench(self.info, self.options, self.gate.results)
+        of = {id(finding): one for one in self.gate.results for finding in one.findings}
+        found = []
+        for group in grouped(self.gate.findings):
+            excuses = [self.excuse(of[id(finding)]) for finding in group.findings]
+            excuse = excuses[0] if all(one is not None for one in excuses) else None
+            found.append(Fault(0, group, explained(group, bench), excuse))
+        found.sort(key=lambda one: (not one.is_bad, not one.first.verdict.is_bad))  # stable
+        return tuple(
+            Fault(number, one.group, one.explanations, one.excuse)
+            for number, one in enumerate(found, start=1)
+        )
+
+    @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The number of the fault of a finding, by the finding's id()."""
+        return {
+            id(finding): fault.number for fault in self.faults for finding in fault.group.findings
+        }
