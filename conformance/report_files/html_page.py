@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 
 from kdtr.conformance.plain_text import engine_name
-from kdtr.conformance.report import closing_line, unshown_stages
+from kdtr.conformance.report import unshown_stages
 from kdtr.conformance.report_files.html_elements import Content, Element, element, page_text, raw
 from kdtr.conformance.report_files.html_fault import command, fault_section
 from kdtr.conformance.report_files.html_verdicts import stage_table, verdict_table
@@ -65,7 +65,7 @@ def _verdict(run: Run, bad: list[Fault]) -> Iterator[Content]:
     told = f": {len(bad)} fault{'' if len(bad) == 1 else 's'}" if bad else ""
     yield element("h1", f"kdtr gate {word}{told}")
     yield element("p", element("b", engine_name(run.info)), f", as {run.header.engine}")
-    yield element("p", closing_line(run.gate, run.header.seconds))
+    yield element("p", run.verdict_line())
 
 
 def _contents(run: Run, bad: list[Fault]) -> Element | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 from kdtr.conformance.report_files.plain_data import (
@@ -17,14 +18,19 @@ from kdtr.conformance.report_files.plain_data import (
 )
 from kdtr.conformance.report_files.run import Run
 
+# An engine's text may hold halves of pairs, which UTF-8 lacks and strict readers refuse: as text.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 SCHEMA = 1  # grows when a field changes its meaning or goes; fields may be added without
 
 
 def json_lines(run: Run) -> bytes:
     """One object a line, in UTF-8; the header is the first, the verdict the last."""
     lines = (json.dumps(one, ensure_ascii=False, allow_nan=False) for one in _objects(run))
-    # An engine's text may hold halves of surrogate pairs, which no encoding has.
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    return "".join(f"{_SURROGATE.sub(_escaped, line)}\n" for line in lines).encode("utf-8")
+
+
+def _escaped(half: re.Match[str]) -> str:
+    return f"\\\\u{ord(half[0]):04x}"
 
 
 def _objects(run: Run) -> Iterator[Data]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from kdtr.conformance.finding import CaseResult
 from kdtr.conformance.plain_text import engine_name, printable
-from kdtr.conformance.report import closing_line, unshown_stages
+from kdtr.conformance.report import unshown_stages
 from kdtr.conformance.report_files.not_checked import left_open
 from kdtr.conformance.report_files.run import Fault, Run
 from kdtr.conformance.report_table import modes_of
@@ -16,8 +16,8 @@ from kdtr.conformance.unshown import unshown_groups
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import rule
 
-_IN_FULL = 20  # faults: a page of a job holds 1 MiB
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+!|~&$@])")
+_IN_FULL = 20  # faults: GitHub drops a summary of more than 1 MiB
+_SPECIAL = re.compile(r"([\\`*_\[\]<>#|~&$])")
 _ORDER = ("pass", "near tie", "excused", "fail", "error", "blocked", "unsupported")
 
 
@@ -31,11 +31,11 @@ def _lines(run: Run) -> Iterator[str]:
     faults = f": {len(bad)} fault{'' if len(bad) == 1 else 's'}" if bad else ""
     yield f"# kdtr gate {'passed' if run.passed else 'FAILED'}{faults}"
     yield ""
-    yield _text(closing_line(run.gate, run.header.seconds))
+    yield _text(run.verdict_line())
     yield ""
     yield from _table(run)
     for fault in run.faults[:_IN_FULL]:
-        yield from _fault(fault)
+        yield from _fault(run, fault)
     if len(run.faults) > _IN_FULL:
         yield f"{len(run.faults) - _IN_FULL} more faults and near ties are not told here."
         yield ""
@@ -64,13 +64,14 @@ def _cell(run: Run, results: list[CaseResult]) -> str:
     )
 
 
-def _fault(fault: Fault) -> Iterator[str]:
+def _fault(run: Run, fault: Fault) -> Iterator[str]:
     first, place = fault.first, fault.first.place
     word = "excused" if fault.excuse is not None else first.verdict.value
     rules = " ".join(fault.rules()[:1])
     yield f"## {fault.number}. {f'{rules}: ' if rules else ''}{_text(fault.title())}"
     yield ""
-    seen = f"{place.case} / {place.mode} / {place.point}"
+    bundle = run.bundle_names().get(place.bundle, place.bundle)
+    seen = f"{bundle}: {place.case} / {place.mode} / {place.point}"
     yield f"**{word}** in {_text(seen)}: {_text(first.stage)}: {_text(first.summary)}"
     yield ""
     if fault.excuse is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from kdtr.conformance.finding import CaseResult, Finding, Verdict
 from kdtr.conformance.finding_groups import Group, grouped
 from kdtr.conformance.gate import GateResult
+from kdtr.conformance.report import closing_line
 from kdtr.conformance.report_experiments import Bench
 from kdtr.conformance.report_hypotheses import Explanations, explained
 from kdtr.contract import EngineInfo, rules_version
@@ -182,6 +183,10 @@ class Run:
         order = [verdict.value for verdict in Verdict]
         order.insert(order.index(Verdict.FAIL.value), EXCUSED)
         return {word: words.count(word) for word in order if word in words}
+
+    def verdict_line(self) -> str:
+        """As on a terminal, but for what is excused."""
+        return closing_line(self.gate, self.header.seconds, self.counts(), passed=self.passed)
 
     @cached_property
     def faults(self) -> tuple[Fault, ...]:

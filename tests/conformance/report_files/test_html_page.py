@@ -1,0 +1,260 @@
+"""The page: well-formed, self-contained, readable without a script, deaf to an engine's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import resources
+from itertools import pairwise
+
+import pytest
+
+from kdtr.conformance import GateResult
+from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.report_files.html_page import html_page
+from kdtr.contract import rule
+
+from .conftest import DRAWING, finding
+from .pages import Node, read_page
+
+RunOf = Callable[..., Run]
+EVERY = ["run", "hostile", "six_faults", "passing"]
+
+
+@pytest.fixture
+def passing(run: Run) -> Run:
+    return replace(run, gate=GateResult(run.gate.results[:1]))
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest) -> Node:
+    run: Run = request.getfixturevalue(request.param)
+    return read_page(html_page(run))
+
+
+def section(page: Node, ident: str) -> Node:
+    (found,) = [node for node in page.all() if node.attributes.get("id") == ident]
+    return found
+
+
+@pytest.mark.parametrize("page", EVERY, indirect=True)
+def test_ids_are_unique_and_links_and_labels_resolve(page: Node) -> None:
+    ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
+    links = [node.attributes["href"] for node in page.all("a")]
+    labels = [
+        name for node in page.all() for name in node.attributes.get("aria-labelledby", "").split()
+    ]
+
+    assert len(ids) == len(set(ids))
+    assert {link.removeprefix("#") for link in links} <= set(ids)
+    assert set(labels) <= set(ids)
+
+
+@pytest.mark.parametrize("page", EVERY, indirect=True)
+def test_nothing_is_loaded_and_nothing_foreign_can_act(page: Node) -> None:
+    names = {name for node in page.all() for name in node.attributes}
+    (script,) = page.all("script")
+    (policy,) = [m for m in page.all("meta") if "http-equiv" in m.attributes]
+
+    assert not {"src", "srcset", "action", "data", "background", "style"} & names
+    assert not [name for name in names if name.startswith("on")]
+    assert not page.all("img") + page.all("link") + page.all("iframe") + page.all("base")
+    ours = resources.files("kdtr.conformance.report_files").joinpath("page.js")
+    assert ours.read_text() == "".join(script.parts)
+    assert policy.attributes["content"].startswith("default-src 'none'; ")
+
+
+@pytest.mark.parametrize("page", EVERY, indirect=True)
+def test_pictures_have_titles_and_descriptions(page: Node) -> None:
+    for picture in page.all("svg"):
+        assert "img" == picture.attributes["role"]
+        title, description = picture.children[:2]
+        assert ("title", "desc") == (title.tag, description.tag)
+        assert title.text
+        assert description.text
+
+
+@pytest.mark.parametrize("page", EVERY, indirect=True)
+def test_headings_go_down_by_one(page: Node) -> None:
+    levels = [int(node.tag[1]) for node in page.all() if re.fullmatch("h[1-6]", node.tag)]
+
+    assert 1 == levels.count(1)
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+def test_what_an_engine_says_is_text(hostile: Run) -> None:
+    text = read_page(html_page(hostile)).text
+
+    assert "<script>alert(1)</script><img src=x onerror=alert(1)>&amp;\"'`]]>-->" in text
+    assert "\\x1b[2J\\x00\\x07\\u202e\\ud800" in text
+
+
+def test_the_faults_are_listed_first_and_told_before_the_verdicts(run: Run) -> None:
+    page = read_page(html_page(run))
+
+    (head,) = page.all("h1")
+    assert "kdtr gate ✗ FAILED: 2 faults" == head.text
+    (nav,) = page.all("nav")
+    assert [
+        "POS-1 positions are L + index b: y / round",
+        "answer: the engine raised KeyError: 'x' b: loud / round",
+    ] == [item.text for item in nav.all("li")]
+    idents = [node.attributes.get("id") for node in page.all("section")]
+    assert ["fault-1", "fault-2", "verdicts", "open", "fault-3", "compared", "run"] == idents
+
+
+def test_a_fault_tells_what_where_why_and_how_to_see_it_again(run: Run) -> None:
+    fault = section(read_page(html_page(run)), "fault-1")
+
+    facts = fault.all("dl", "facts")[0]
+    assert ["at", "expected", "actual"] == [node.text for node in facts.all("dt")]
+    assert "Looks like: positions are L + index (fits every element, POS-1)" in fault.text
+    assert rule("POS-1") in fault.text
+    assert [finding().reproduce] == [node.text for node in fault.all("code")]
+
+
+def test_the_pictures_of_a_fault(run: Run) -> None:
+    fault = section(read_page(html_page(run)), "fault-1")
+
+    tree, mask, slots = fault.all("svg")
+    assert "node 3: token 6, position 7, the engine has 8, on the accepted path, differs" in (
+        tree.children[1].text
+    )
+    assert 2 == tree.text.count("✗")
+    assert "8 (+1)" in tree.text
+    assert 4 * 5 == len(mask.all("rect"))
+    assert "commit leaves: node 0 in slot 5, node 2 in slot 6, node 3 in slot 7" in (
+        slots.children[1].text
+    )
+
+
+def test_a_wrong_mask_is_drawn_three_times(run_of: RunOf) -> None:
+    wrong = DRAWING.mask.copy()
+    wrong[2, 5 + 3] = True  # the child of node 2
+    wrong[3, 1] = False  # a committed slot
+    drawing = replace(DRAWING, shown_mask=wrong, shown_positions=DRAWING.positions)
+    run = run_of(finding(drawing=drawing, stage="mask"))
+
+    page = read_page(html_page(run))
+
+    captions = [node.text for node in page.all("figcaption")]
+    assert ["expected", "actual", "difference"] == captions[2:5]
+    expected, actual, difference = page.all("svg")[1:4]
+    assert (1, 1) == (len(difference.all("rect", "extra")), len(difference.all("rect", "missing")))
+    assert (0, 1) == (len(expected.all("rect", "part")), len(actual.all("rect", "part")))
+    assert "row 2 sees node 3 (its descendant); row 3 does not see slot 1 of the prefix" in (
+        difference.children[1].text
+    )
+
+
+def test_the_numbers_of_a_fault(run: Run) -> None:
+    fault = section(read_page(html_page(run)), "fault-1")
+
+    (table,) = fault.all("table")
+    rows = [[cell.text for cell in row.all("th") + row.all("td")] for row in table.all("tr")]
+    assert [
+        ["slot", "3", "4", "5"],
+        ["expected", "0.5", "0.25", "-inf"],
+        ["actual", "0.5", "✗ 0.75", "-inf"],
+        ["error", "+0", "+0.5", ""],
+    ] == rows
+    assert ["row 0✓ in bounds", "row 1✗ 50 times its bound"] == [
+        node.text for node in fault.all("ul", "fares")[0].all("li")
+    ]
+
+
+def test_verdicts_link_to_their_faults(run: Run) -> None:
+    table = section(read_page(html_page(run)), "verdict-table")
+
+    assert [("≈ near tie", "#fault-3"), ("✗ fail", "#fault-1"), ("✗ error", "#fault-2")] == [
+        (link.text, link.attributes["href"]) for link in table.all("a")
+    ]
+
+
+def test_what_is_open_is_told(run: Run) -> None:
+    told = section(read_page(html_page(run)), "open").text
+
+    for words in (
+        "decode: not offered",
+        "1 case blocked by y / round",
+        "2 differences not checked",
+    ):
+        assert words in told
+
+
+def test_engine_profile_sums_versions_and_command_are_told(run: Run) -> None:
+    told = section(read_page(html_page(run)), "run").text
+
+    for words in ("kdtr gate b.kdtr --engine", "mine 1.2 on cpu", "ab" * 32, "rules 1", "float32"):
+        assert words in told
+
+
+@pytest.mark.parametrize(("link", "is_link"), [("https://x.test/7", True), ("javascript:1", False)])
+def test_an_excuse_is_told_and_only_links_of_the_web_are_links(
+    run: Run, link: str, is_link: bool
+) -> None:
+    excuses = {("b.kdtr", "y", "round"): Excuse("a known gap", link)}
+
+    page = read_page(html_page(replace(run, excuses=excuses)))
+
+    assert "kdtr gate ✗ FAILED: 1 fault" == page.all("h1")[0].text
+    assert f"expected because a known gap {link}".replace(" ", "") in page.text.replace(" ", "")
+    assert is_link == (link in [node.attributes["href"] for node in page.all("a")])
+
+
+def test_two_runs_differ_in_their_header_alone(run: Run) -> None:
+    later = replace(run, header=replace(run.header, started="2027-02-03T04:05:06Z"))
+
+    one, other = html_page(run), html_page(later)
+
+    assert one != other
+    assert one == other.replace(b"2027-02-03T04:05:06Z", run.header.started.encode())
+
+
+def test_each_of_six_faults_is_named_by_its_rule_and_its_place(six_faults: Run) -> None:
+    page = read_page(html_page(six_faults))
+
+    (nav,) = page.all("nav")
+    assert {
+        "POS-1": "all-moe",
+        "MASK-2": "half-split",
+        "ACC-1": "latent-eps",
+        "COMMIT-1": "no-q-lora",
+        "MOE-3": "softmax",
+        "MLA-7": "yarn",
+    } == {
+        item.all("span", "rule")[0].text: item.all("span", "note")[0].text.partition(":")[0]
+        for item in nav.all("li")
+    }
+
+
+def test_a_run_of_six_faults_stays_small(six_faults: Run) -> None:
+    assert len(html_page(six_faults)) < 200_000
+
+
+# The page's colours
+
+
+def colours(block: str) -> dict[str, str]:
+    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]+);", block))
+
+
+def luminance(colour: str) -> float:
+    """Relative, as WCAG 2.2 defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    r, g, b = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+@pytest.mark.parametrize("scheme", [0, 1, 2])  # light, dark, print
+@pytest.mark.parametrize("text", ["ink", "soft", "good", "bad", "tie", "link", "path"])
+def test_text_stands_out_from_every_ground_it_is_on(scheme: int, text: str) -> None:
+    css = resources.files("kdtr.conformance.report_files").joinpath("page.css").read_text()
+    found = colours(re.findall(r":root \{(.*?)\}", css, re.DOTALL)[scheme])
+    grounds = ["paper", "well", *{"bad": ["bad-well"], "path": ["path-well"]}.get(text, [])]
+
+    for ground in grounds:
+        light, dark = sorted((luminance(found[text]), luminance(found[ground])), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{text} on {ground}"

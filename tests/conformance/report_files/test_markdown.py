@@ -1,0 +1,101 @@
+"""The summary of a CI job: what comes first, and foreign text that stays text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.report_files.markdown import markdown_summary
+from kdtr.contract import rule
+
+from .conftest import finding
+
+
+def summary(run: Run) -> list[str]:
+    return markdown_summary(run).decode("utf-8").splitlines()
+
+
+def test_the_verdict_comes_first_then_a_table_then_the_faults(run: Run) -> None:
+    lines = summary(run)
+
+    assert "# kdtr gate FAILED: 2 faults" == lines[0]
+    assert lines[2].startswith("gate FAILED: 1 pass, 1 near tie, 1 blocked, 1 unsupported, 1 fail")
+    assert "| bundle | stepwise | round | decode |" == lines[4]
+    assert (
+        "| b | 1 pass | 1 near tie, **1 fail**, **1 error**, 1 blocked | 1 unsupported |"
+        == lines[6]
+    )
+    assert [
+        "## 1. POS-1: positions are L + index",
+        "## 2. answer: the engine raised KeyError: 'x'",
+        "## 3. NUM-2: targets: a near tie",
+        "## Not checked",
+        "## Run",
+    ] == [line for line in lines if line.startswith("## ")]
+
+
+def test_a_fault_is_told_with_rule_and_reproduction(run: Run) -> None:
+    lines = summary(run)
+
+    assert "**fail** in b: y / round / round0: positions: 2 of 4 differ" in lines
+    assert f"- **POS-1** {rule('POS-1')}" in lines
+    at = lines.index(finding().reproduce)
+    assert ("```sh", "```") == (lines[at - 1], lines[at + 1])
+
+
+def test_what_is_open_is_told(run: Run) -> None:
+    lines = summary(run)
+
+    assert "- decode: not offered, needs decode()" in lines
+    assert (
+        "- 2 differences not checked: a thin choice of experts may explain them, and there are too "
+        "many to try"
+    ) in lines
+    assert "- not shown: mask; trace would show a wrong layout of the tree" in lines
+
+
+def test_engine_profile_versions_and_sums_are_told(run: Run) -> None:
+    text = "\n".join(summary(run))
+
+    assert "- engine: mine 1.2 on cpu, as `my_engine:make`" in text
+    assert "- profile: weights float32, activations float32" in text
+    assert "- versions: rules 1, kdtr 0.1.0" in text
+    assert f"- `b.kdtr`: SHA-256 `{'ab' * 32}`" in text
+
+
+def test_an_excuse_is_told(run: Run) -> None:
+    excuses = {("b.kdtr", "y", "round"): Excuse("known", "https://x.test/7")}
+
+    lines = summary(replace(run, excuses=excuses))
+
+    assert "# kdtr gate FAILED: 1 fault" == lines[0]
+    assert "- expected because known https://x.test/7" in lines
+
+
+def test_many_faults_stay_below_what_a_job_may_show(run_of: Callable[..., Run]) -> None:
+    loud = [
+        finding(f"c{i}", summary="x" * 2000 + str(i), stage=f"s{i}", looks_like=())
+        for i in range(200)
+    ]
+
+    text = markdown_summary(run_of(*loud))
+
+    assert len(text) < 1 << 19
+    assert b"\n180 more faults and near ties are not told here.\n" in text
+
+
+@pytest.mark.parametrize("mark", ["<script", "<img", "**x**", "[y](", "`]", "&amp;"])
+def test_text_of_an_engine_is_no_markup(hostile: Run, mark: str) -> None:
+    outside_code = re.sub(r"(`+).*?\1", "", "\n".join(summary(hostile)), flags=re.DOTALL)
+
+    assert mark not in re.sub(r"\\.", "", outside_code)
+
+
+def test_text_of_an_engine_begins_no_line(hostile: Run) -> None:
+    lines = summary(hostile)
+
+    assert not [line for line in lines if line.startswith(("::", "# heading", "<"))]
