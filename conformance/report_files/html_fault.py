@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from kdtr.conformance.diagnosis_scene import Hint
@@ -17,6 +18,7 @@ from kdtr.conformance.report_files.svg_tree import tree_legend, tree_picture
 from kdtr.contract import rule
 
 _PLACES = 60  # of a fault that are listed
+_MARKED = re.compile(r"(\*\w[\w ]*\*|`[^`]+`)")
 
 
 def fault_section(run: Run, fault: Fault) -> Element:
@@ -203,7 +205,14 @@ def _numbers(finding: Finding) -> Element | None:
 
 
 def _rule(rule_id: str) -> Content:
-    return [element("dt", rule_id), element("dd", rule(rule_id))]
+    return [element("dt", rule_id), element("dd", _marked(rule(rule_id)))]
+
+
+def _marked(sentence: str) -> Iterator[Content]:
+    """A sentence of RULES.md with its *emphasis* and `code` as elements."""
+    for part in _MARKED.split(sentence):
+        tag = {"*": "em", "`": "code"}.get(part[:1]) if _MARKED.fullmatch(part) else None
+        yield part if tag is None else element(tag, part[1:-1])
 
 
 def _next(finding: Finding) -> Element | None:

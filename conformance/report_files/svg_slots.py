@@ -1,4 +1,4 @@
-"""The slots of a finding as a picture: what the forward writes where, and what commit leaves."""
+"""The slots of a finding as a picture: what the forward writes, and what commit must leave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEFT, _TOP = 108, 22
 _GAP = 34  # between two rows of slots, for arrows
 _BEFORE = 2  # committed slots that are drawn
 _MOST = 24  # slots that are drawn
-_COMMIT = ("commit", "leaves")
+_COMMIT = ("commit", "must leave")
 _OF_ROWS = ("tokens", "positions", "slots")  # stages that say what lies in a slot
 _OF_COMMIT = (Source.COMMIT, Source.JUDGE)
 
@@ -31,7 +31,7 @@ class _Line:
 
 
 def slot_picture(ident: str, finding: Finding, drawing: Drawing) -> Element:
-    """Rows of slots: written by the forward, and of a tree what commit leaves."""
+    """Rows of slots: written by the forward, and of a tree what commit must leave."""
     before = drawing.committed_len
     first = max(0, before - _BEFORE)
     last = min(first + _MOST, before + len(drawing.parents))

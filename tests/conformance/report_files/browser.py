@@ -1,4 +1,9 @@
-"""A headless Chromium, spoken to over a pipe in the DevTools protocol; no library needed."""
+"""A headless Chromium, spoken to over a pipe in the DevTools protocol; no library needed.
+
+As a command it takes the pictures of docs/reports.md, from one element of a page to another:
+
+    python tests/conformance/report_files/browser.py PAGE.html FIRST LAST PICTURE.png
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +105,14 @@ class Browser:
         """The page as PDF, with the style for print."""
         return base64.b64decode(self.ask("Page.printToPDF", preferCSSPageSize=True)["data"])
 
-    def picture(self, whole: bool = False) -> bytes:
-        """The window as PNG, or the whole page."""
-        return base64.b64decode(
-            self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        )
+    def picture(self, first: str, last: str) -> bytes:
+        """A PNG of the page's width, from the top of one element to the bottom of another."""
+        top = self.value(f"document.querySelector({first!r}).getBoundingClientRect().top")
+        bottom = self.value(f"document.querySelector({last!r}).getBoundingClientRect().bottom")
+        width = self.value("innerWidth")
+        clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
+        taken = self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        return base64.b64decode(taken["data"])
 
     def close(self) -> None:
         self._write.close()
@@ -125,3 +135,18 @@ class Browser:
         if method is not None:
             self._events.append(message)
         return message
+
+
+def _take(page: str, first: str, last: str, picture: str) -> None:
+    path = chromium()
+    if path is None:
+        sys.exit(f"no browser: none of {', '.join(NAMES)} is installed")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        browser = Browser(path, Path(profile))
+        browser.open(Path(page).resolve().as_uri(), width=1060)
+        Path(picture).write_bytes(browser.picture(first, last))
+        browser.close()
+
+
+if __name__ == "__main__":
+    _take(*sys.argv[1:])

@@ -114,6 +114,13 @@ def test_a_fault_tells_what_where_why_and_how_to_see_it_again(run: Run) -> None:
     assert [finding().reproduce] == [node.text for node in fault.all("code")]
 
 
+def test_marks_of_a_sentence_are_marks(run_of: RunOf) -> None:
+    fault = section(read_page(html_page(run_of(finding(rules=("NUM-2", "NORM-1"))))), "fault-1")
+
+    assert ["near tie"] == [node.text for node in fault.all("em")]
+    assert "is otherwise a near tie, reported" in fault.text
+
+
 def test_the_pictures_of_a_fault(run: Run) -> None:
     fault = section(read_page(html_page(run)), "fault-1")
 
@@ -124,7 +131,7 @@ def test_the_pictures_of_a_fault(run: Run) -> None:
     assert 2 == tree.text.count("✗")
     assert "8 (+1)" in tree.text
     assert 4 * 5 == len(mask.all("rect"))
-    assert "commit leaves: node 0 in slot 5, node 2 in slot 6, node 3 in slot 7" in (
+    assert "commit must leave: node 0 in slot 5, node 2 in slot 6, node 3 in slot 7" in (
         slots.children[1].text
     )
 
