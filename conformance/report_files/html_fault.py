@@ -44,8 +44,9 @@ def fault_section(run: Run, fault: Fault) -> Element:
 
 
 def command(line: str) -> Element:
-    """A line for a shell, to be copied."""
-    return element("pre", element("code", line), class_="command")
+    """A line for a shell, to be copied; it breaks between words, and not within `--case`."""
+    words = [[" " if i else "", element("span", word)] for i, word in enumerate(line.split(" "))]
+    return element("pre", element("code", words), class_="command")
 
 
 def verdict_word(word: str) -> Element:

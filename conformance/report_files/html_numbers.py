@@ -76,7 +76,7 @@ def _rows(excerpt: Excerpt) -> Iterator[Element]:
     told = f"{len(wrong)} of {n} rows differ"
     if worst.worst is not None:
         told = f"{len(wrong)} of {n} rows are out of bounds, {worst.name} the most: "
-        told += f"{_times(worst.worst)} its bound"
+        told += _times(worst.worst)
     if len(excerpt.rows) <= _ROWS:
         yield element("p", told, ".", class_="note")
         yield _fares(excerpt.rows)
@@ -100,10 +100,9 @@ def _fares(rows: tuple[RowFare, ...]) -> Element:
         elif row.worst is None:
             chips.append(element("li", row.name, element("span", f"✗ {row.wrong} differ")))
         else:
-            told = f"✗ {_times(row.worst)} its bound"
-            chips.append(element("li", row.name, element("span", told)))
+            chips.append(element("li", row.name, element("span", f"✗ {_times(row.worst)}")))
     return element("ul", chips, class_="fares")
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2g} times" if math.isfinite(ratio) else "not finite, beyond"
+    return f"{ratio:.2g} times its bound" if math.isfinite(ratio) else "not as finite as the truth"

@@ -134,10 +134,12 @@ class Fault:
         return tuple(dict.fromkeys((*best, *self.first.rules)))
 
     def title(self) -> str:
-        """The best explanation, or what differs."""
-        if self.explanations.rivals:
-            return self.explanations.rivals[0].says
-        return f"{self.first.stage}: {self.first.summary}"
+        """The best explanation; where none explains all, what differs and where it lies."""
+        why = self.explanations
+        if why.rivals:
+            return why.rivals[0].says
+        told = why.partial[0][0].says if why.partial else self.first.summary
+        return f"{self.first.stage}: {told}"
 
 
 @dataclass(frozen=True)

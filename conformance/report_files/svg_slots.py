@@ -32,27 +32,39 @@ class _Line:
 
 def slot_picture(ident: str, finding: Finding, drawing: Drawing) -> Element:
     """Rows of slots: written by the forward, and of a tree what commit must leave."""
-    before = drawing.committed_len
-    first = max(0, before - _BEFORE)
-    last = min(first + _MOST, before + len(drawing.parents))
+    slots = _slots_to_draw(drawing)
+    at: dict[int, float] = {slot: _LEFT + i * _W for i, slot in enumerate(slots)}
     lines = _lines(finding, drawing)
-    span = range(first, last)
     height = _TOP + len(lines) * (_H + _GAP) - _GAP + 22
     parts: list[Element] = [words(_LEFT - 8, _TOP - 7, "slot", "small", "end")]
-    parts += [words(_x(slot, first) + _W / 2, _TOP - 7, slot, "small") for slot in span]
+    parts += [words(at[slot] + _W / 2, _TOP - 7, slot, "small") for slot in slots]
     tops = [_TOP + number * (_H + _GAP) for number in range(len(lines))]
     for line, top in zip(lines, tops, strict=True):
         for part, text in enumerate(line.name):
             parts.append(words(_LEFT - 8, top + 15 + 13 * part, text, "small", "end"))
-        parts += [part for slot in span for part in _slot(drawing, line, slot, first, top)]
+        parts += [part for slot in slots for part in _slot(drawing, line, slot, at[slot], top)]
     commit = next((i for i, line in enumerate(lines) if line.name == _COMMIT), None)
     if commit is not None:
-        parts += _arrows(drawing, span, tops[0] + _H, tops[commit])
-    if last < before + len(drawing.parents):
-        more = before + len(drawing.parents) - last
-        parts.append(words(_LEFT, height - 6, f"{more} more slots are not drawn", "small", "start"))
-    width = _LEFT + len(span) * _W + 6
+        parts += _arrows(drawing, at, tops[0] + _H, tops[commit])
+    left_out = slots[-1] + 1 - slots[0] - len(slots)
+    left_out += drawing.committed_len + len(drawing.parents) - slots[-1] - 1
+    if left_out:
+        told = f"{left_out} slots are not drawn"
+        parts.append(words(_LEFT, height - 6, told, "small", "start"))
+    width = _LEFT + len(slots) * _W + 6
     return picture(ident, "Slots", _description(drawing, lines), width, height, parts)
+
+
+def _slots_to_draw(drawing: Drawing) -> list[int]:
+    """Ascending: the last committed ones, and all of a small tree; of a larger one those of the
+    nodes that are drawn, and those that its path goes to."""
+    before, n = drawing.committed_len, len(drawing.parents)
+    slots = set(range(max(0, before - _BEFORE), before))
+    if n <= _MOST:
+        return sorted(slots | set(range(before, before + n)))
+    nodes = range(_MOST) if drawing.is_chunk else drawing.tree_nodes()[:_MOST]
+    slots |= {before + k for k in range(min(len(drawing.path), _MOST))}
+    return sorted(slots | {before + node for node in nodes})
 
 
 def slots_tell(finding: Finding, drawing: Drawing) -> bool:
@@ -95,8 +107,8 @@ def _kept(drawing: Drawing, path: tuple[int, ...]) -> dict[int, int]:
     return {drawing.committed_len + k: node for k, node in enumerate(path)}
 
 
-def _slot(drawing: Drawing, line: _Line, slot: int, first: int, top: float) -> list[Element]:
-    x, node = _x(slot, first), line.nodes.get(slot)
+def _slot(drawing: Drawing, line: _Line, slot: int, x: float, top: float) -> list[Element]:
+    node = line.nodes.get(slot)
     wrong = slot in line.wrong
     if node is not None and node < len(drawing.positions):
         class_, text, below = "taken", f"node {node}", f"pos {drawing.positions[node]}"
@@ -119,25 +131,21 @@ def _slot(drawing: Drawing, line: _Line, slot: int, first: int, top: float) -> l
     return parts
 
 
-def _arrows(drawing: Drawing, span: range, start: float, end: float) -> list[Element]:
+def _arrows(drawing: Drawing, at: dict[int, float], start: float, end: float) -> list[Element]:
     """From where the forward wrote a row of the path to where commit copies it."""
     arrows = []
     for k, node in enumerate(drawing.path):
-        source, destination = drawing.committed_len + node, drawing.committed_len + k
-        if source not in span or destination not in span or node >= len(drawing.slots):
+        destination = drawing.committed_len + k
+        source = drawing.slots[node] if node < len(drawing.slots) else -1
+        if source not in at or destination not in at:
             continue
-        x1 = _x(drawing.slots[node], span.start) + (_W - 3) / 2
-        x2 = _x(destination, span.start) + (_W - 3) / 2
+        x1, x2 = at[source] + (_W - 3) / 2, at[destination] + (_W - 3) / 2
         moved = "arrow moved" if source != destination else "arrow"
         line = f"M{px(x1)} {px(start)}L{px(x2)} {px(end - 5)}"
         head = f"M{px(x2 - 4)} {px(end - 8)}L{px(x2)} {px(end - 1)}L{px(x2 + 4)} {px(end - 8)}"
         arrows.append(element("path", d=line, class_=moved))
         arrows.append(element("path", d=f"{head}Z", class_=f"{moved} head"))
     return arrows
-
-
-def _x(slot: int, first: int) -> float:
-    return _LEFT + (slot - first) * _W
 
 
 def _description(drawing: Drawing, lines: list[_Line]) -> str:

@@ -19,7 +19,7 @@ def tree_picture(ident: str, drawing: Drawing) -> Element:
     nodes = drawing.tree_nodes()
     places = _places(drawing, nodes)
     width = _LEFT + max(x for x, _ in places.values()) * _DX + 58
-    height = _TOP + max(y for _, y in places.values()) * _DY + 54
+    height = _TOP + max(y for _, y in places.values()) * _DY + 56
     at = {node: (_LEFT + x * _DX, _TOP + y * _DY) for node, (x, y) in places.items()}
     return picture(
         ident,
@@ -93,10 +93,10 @@ def _node(drawing: Drawing, node: int, x: float, y: float) -> Element:
         else None,
         words(x, y + 4.5, node, "id"),
         words(x + _R + 1, y - _R + 5, "✗", "cross", "start") if wrong else None,
-        words(x, y + _R + 14, f"tok {drawing.tokens[node]}", "small"),
-        words(x, y + _R + 27, position, "small")
+        words(x, y + _R + 16, f"tok {drawing.tokens[node]}", "small"),
+        words(x, y + _R + 29, position, "small")
         if shown is None or shown[node] == right
-        else _off(x, y + _R + 27, right, shown[node]),
+        else _off(x, y + _R + 29, right, shown[node]),
     )
 
 

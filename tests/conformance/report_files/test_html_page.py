@@ -8,9 +8,11 @@ from dataclasses import replace
 from importlib import resources
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult
+from kdtr.conformance.drawing import Drawing
 from kdtr.conformance.report_files import Excuse, Run
 from kdtr.conformance.report_files.html_page import html_page
 from kdtr.contract import rule
@@ -153,6 +155,62 @@ def test_a_wrong_mask_is_drawn_three_times(run_of: RunOf) -> None:
     assert "row 2 sees node 3 (its descendant); row 3 does not see slot 1 of the prefix" in (
         difference.children[1].text
     )
+
+
+def test_of_a_large_tree_what_matters_is_drawn(run_of: RunOf) -> None:
+    """A star of 65 nodes: node 62 is accepted, and goes from slot 67 to slot 6."""
+    mask = np.zeros((65, 70), dtype=bool)
+    mask[:, :6] = True
+    mask[range(65), range(5, 70)] = True
+    star = Drawing(
+        tokens=tuple(range(65)), parents=(-1, *[0] * 64), positions=(5, *[6] * 64), mask=mask,
+        path=(0, 62), rows=(40,), slots=tuple(range(5, 70)),
+    )  # fmt: skip
+
+    page = read_page(html_page(run_of(finding(drawing=star, stage="logits"))))
+
+    tree, _, slots = page.all("svg")
+    assert ["0", "40", "62"] == [node.text for node in tree.all("text", "id")]
+    assert "62 nodes are not drawn" in tree.children[1].text
+    names = [node.text for node in slots.all("text", "small")]
+    assert ["3", "4", "5", "6", "45", "67"] == names[1:7]
+    assert "61 slots are not drawn" in names
+    assert 1 == len([arrow for arrow in slots.all("path", "moved") if "L" in arrow.attributes["d"]
+                     and "head" not in arrow.attributes["class"]])  # fmt: skip
+
+
+def test_a_walk_that_differs_is_drawn_and_told(run_of: RunOf) -> None:
+    drawing = replace(DRAWING, shown_path=(0, 1), shown_positions=DRAWING.positions, rows=(0,))
+
+    page = read_page(html_page(run_of(finding(drawing=drawing, stage="path"))))
+
+    tree, _, slots = page.all("svg")
+    assert 2 == len(tree.all("circle", "engines"))
+    assert "0-2-3 is accepted; the engine's path is 0-1" in page.text
+    assert "by the engine's path: node 0 in slot 5, node 1 in slot 6; wrong in slots 6, 7" in (
+        slots.children[1].text
+    )
+
+
+def test_slots_that_the_engine_says_otherwise_are_drawn_below(run_of: RunOf) -> None:
+    drawing = replace(DRAWING, shown_slots=(5, 6, 8, 7))
+
+    page = read_page(html_page(run_of(finding(drawing=drawing, stage="slots"))))
+
+    told = page.all("svg")[2].children[1].text
+    assert "the engine says: node 0 in slot 5, node 1 in slot 6, node 2 in slot 8" in told
+    assert "wrong in slots 7, 8. commit must leave" in told
+
+
+def test_a_prompt_has_no_tree_and_its_slots_only_where_they_tell(run_of: RunOf) -> None:
+    prompt = replace(DRAWING, is_chunk=True, parents=(-1, 0, 1, 2), path=(0, 1, 2, 3))
+
+    numbers = read_page(html_page(run_of(finding(drawing=prompt, stage="logits"))))
+    positions = read_page(html_page(run_of(finding(drawing=prompt))))
+
+    assert [] == numbers.all("svg")
+    (slots,) = positions.all("svg")
+    assert "written by the prefill: row 0 in slot 5" in slots.children[1].text
 
 
 def test_the_numbers_of_a_fault(run: Run) -> None:
