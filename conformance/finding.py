@@ -20,6 +20,7 @@ class Verdict(Enum):
     NEAR_TIE = "near tie"  # a decision thinner than the bounds: not a failure, with its gap
     BLOCKED = "blocked"  # it takes for granted what an earlier check found wrong
     UNSUPPORTED = "unsupported"  # the engine lacks the verb: not passed, not failed
+    EXCUSED = "excused"  # it failed or raised as an expectations file says
     FAIL = "fail"
     ERROR = "error"  # the engine raised, or answered with something that is not an answer
 
@@ -39,6 +40,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Excuse:
+    """Why a finding is taken as it is: an entry of an expectations file, by its id."""
+
+    entry: str
+    reason: str
+    link: str = ""
+
+    def __str__(self) -> str:
+        more = ", ".join(filter(None, (self.entry, self.link)))
+        return f"{self.reason} ({more})"
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One divergence, with everything a person needs to look it up.
 
@@ -51,6 +65,7 @@ class Finding:
     reproduce  the command that shows this finding alone
     n_rows     rows fed to the engine up to there: findings are told in this order
     blame      whose fault it must be, where a smoke case says so (smoke.py)
+    excuse     of an excused finding, or of a near tie that is expected; else None
     drawing    the round as a picture, where it was driven
     excerpt    the numbers around the element that is named
     Drawing and excerpt are no part of what makes findings equal.
@@ -69,6 +84,7 @@ class Finding:
     reproduce: str = ""
     n_rows: int = 0
     blame: str = ""
+    excuse: Excuse | None = None
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
     excerpt: Excerpt | None = field(default=None, compare=False, repr=False)
 
@@ -84,6 +100,8 @@ class Finding:
         place = self.place
         head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
         text = [f"{head}: {self.stage}: {self.summary}"]
+        if self.excuse is not None:
+            text += entry("excuse", str(self.excuse), width)
         if self.blame:
             text += entry("blame", self.blame, width)
         if self.where:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -53,9 +53,7 @@ def print_report(
     warning = profile_warning(gate.results)
     for line in (*(("", warning) if warning else ()), *_not_shown(gate.results)):
         console.print(Text(line))
-    console.print(
-        Text(f"\n{closing_line(gate, seconds)}", style=_verdict_style(gate)), soft_wrap=True
-    )
+    console.print(Text(closing_line(gate, seconds), style=_verdict_style(gate)), soft_wrap=True)
 
 
 def _line_style(line: str) -> str:
@@ -64,26 +62,15 @@ def _line_style(line: str) -> str:
     return "bold red" if is_head or line.lstrip().startswith(">") else ""
 
 
-def closing_line(
-    gate: GateResult,
-    seconds: float,
-    counts: Mapping[str, int] | None = None,
-    *,
-    passed: bool | None = None,
-) -> str:
-    """One line for a log: the counts, and the verdict in words.
-
-    counts  and passed, where they are not the gate's own: some failures may be expected
-    """
-    if counts is None:
-        counts = {one.value: gate.count(one) for one in Verdict if gate.count(one)}
-    if passed is None:
-        passed = gate.passed
-    told = ", ".join(f"{n} {word}" for word, n in counts.items())
+def closing_line(gate: GateResult, seconds: float) -> str:
+    """One line for a log: the counts, and the verdict in words."""
+    counts = ", ".join(
+        f"{gate.count(verdict)} {verdict.value}" for verdict in Verdict if gate.count(verdict)
+    )
     comparisons = sum(result.comparisons for result in gate.results)
     rows = sum(result.rows for result in gate.results)
     by_ties = sum(r.blocked for r in gate.results if r.verdict is Verdict.NEAR_TIE)
-    verdict = "passed" if passed else "FAILED"
+    verdict = "passed" if gate.passed else "FAILED"
     nothing_bad = not any(result.verdict.is_bad for result in gate.results)
     if gate.shortfall and (nothing_bad or comparisons == 0):
         verdict += f": {gate.shortfall}"
@@ -93,7 +80,7 @@ def closing_line(
         ties = "near tie" if unchecked == 1 else "near ties"
         not_reached += f"{unchecked} {ties} not checked; "
     return (
-        f"gate {verdict}: {told or 'no case ran'}; {not_reached}{comparisons} comparisons of "
+        f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
         f"{rows} rows in {seconds:.1f} s"
     )
 

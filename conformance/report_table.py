@@ -20,6 +20,7 @@ _STYLE = {
     Verdict.NEAR_TIE: "yellow",
     Verdict.BLOCKED: "dim",
     Verdict.UNSUPPORTED: "dim",
+    Verdict.EXCUSED: "yellow",
     Verdict.FAIL: "bold red",
     Verdict.ERROR: "bold red",
 }

@@ -18,8 +18,8 @@ def github_annotations(run: Run) -> list[str]:
     """`::error title=...::...` for each fault that makes the run fail; the last of many tells how
     many more there are."""
     bad = [fault for fault in run.faults if fault.is_bad]
-    if not bad and run.gate.shortfall:
-        return [_error("kdtr gate failed", [run.gate.shortfall])]
+    if not bad and run.why_failed():
+        return [_error("kdtr gate failed", run.why_failed())]
     shown = bad if len(bad) <= _MOST else bad[: _MOST - 1]
     lines = [_error(_title(fault), _told(fault)) for fault in shown]
     if len(shown) < len(bad):

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from kdtr.conformance.report_files.plain_data import header_data
-from kdtr.conformance.report_files.run import Run, key
+from kdtr.conformance.report_files.run import Run
 from kdtr.contract import UnsupportedError
 
 SCHEMA = 1
@@ -72,7 +72,7 @@ def comparison_table(run: Run) -> bytes:
     )
     rows = [
         (
-            *(*key(result), run.verdict(result)),
+            *(result.bundle, result.case, result.mode, result.verdict.value),
             *(one.point, one.stage, one.layer, one.rows, one.headroom, one.same),
         )
         for result in run.gate.results

@@ -62,7 +62,7 @@ def _rule_ids(fault: Fault) -> Content:
 
 
 def _verdict(fault: Fault) -> Element:
-    return verdict_word("excused" if fault.excuse is not None else fault.first.verdict.value)
+    return verdict_word(fault.first.verdict.value)
 
 
 def _place(run: Run, finding: Finding) -> Content:
@@ -77,12 +77,13 @@ def _place(run: Run, finding: Finding) -> Content:
 def _facts(fault: Fault) -> Element | None:
     first = fault.first
     rows: list[tuple[str, Content]] = []
-    if fault.excuse is not None:
-        link = fault.excuse.link
+    if first.excuse is not None:
+        link = first.excuse.link
         # A link that is not one of the web is shown and not followed.
         is_web = link.startswith(("https://", "http://"))
         shown: Content = element("a", link, href=link, rel="noreferrer") if is_web else link
-        rows.append(("expected because", [fault.excuse.reason, " ", shown]))
+        told = [first.excuse.reason, " (", first.excuse.entry, ") ", shown]
+        rows.append(("expected because", told))
     rows += [
         (label, text)
         for label, text in (

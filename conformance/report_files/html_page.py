@@ -66,6 +66,7 @@ def _verdict(run: Run, bad: list[Fault]) -> Iterator[Content]:
     yield element("h1", f"kdtr gate {word}{told}")
     yield element("p", element("b", engine_name(run.info)), f", as {run.header.engine}")
     yield element("p", run.verdict_line())
+    yield [element("p", element("b", why)) for why in run.why_failed()]
 
 
 def _contents(run: Run, bad: list[Fault]) -> Element | None:

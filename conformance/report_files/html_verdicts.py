@@ -52,7 +52,7 @@ def _line(run: Run, case: str, modes: list[str], results: list[CaseResult]) -> E
 def _cell(run: Run, result: CaseResult | None) -> Content:
     if result is None:
         return None
-    word = verdict_word(run.verdict(result))
+    word = verdict_word(result.verdict.value)
     if not result.findings:
         return word
     return element("a", word, href=f"#fault-{run.numbers[id(result.findings[0])]}")

@@ -17,7 +17,6 @@ from kdtr.conformance.plain_text import engine_name, printable, printable_lines
 from kdtr.conformance.report_files.run import Header, Run
 
 _WIDTH = 100  # of the text of a failure
-_BAD = (Verdict.FAIL, Verdict.ERROR)
 
 
 def junit_xml(run: Run) -> bytes:
@@ -28,8 +27,8 @@ def junit_xml(run: Run) -> bytes:
         _suite(run, names[bundle], [one for one in run.gate.results if one.bundle == bundle])
         for bundle in bundles
     ]
-    if run.gate.shortfall and not any(fault.is_bad for fault in run.faults):
-        suites.append(_shortfall(run))
+    if run.why_failed() and not any(fault.is_bad for fault in run.faults):
+        suites.append(_verdict(run))
     root = ET.Element("testsuites", {"name": "kdtr gate"})
     for attribute in ("tests", "failures", "errors"):
         root.set(attribute, str(sum(int(suite.get(attribute, 0)) for suite in suites)))
@@ -74,13 +73,11 @@ def _case(run: Run, bundle: str, result: CaseResult) -> ET.Element:
             "name": printable(f"{result.case} / {result.mode}"),
         },
     )
-    excuse = run.excuse(result)
-    bad = [finding for finding in result.findings if finding.verdict in _BAD]
-    told = [finding for finding in result.findings if finding.verdict not in _BAD]
-    if excuse is not None:
-        link = f" ({excuse.link})" if excuse.link else ""
-        _skipped(case, f"expected because {excuse.reason}{link}")
-        told = bad + told
+    bad = [finding for finding in result.findings if finding.verdict.is_bad]
+    told = [finding for finding in result.findings if not finding.verdict.is_bad]
+    if result.verdict is Verdict.EXCUSED:
+        excuses = [str(one.excuse) for one in told if one.excuse is not None]
+        _skipped(case, f"expected because {'; '.join(excuses) or 'of what came before it'}")
     elif result.verdict.is_bad:
         tag = "failure" if result.verdict is Verdict.FAIL else "error"
         first = next((one for one in bad if one.verdict is result.verdict), None)
@@ -101,12 +98,11 @@ def _case(run: Run, bundle: str, result: CaseResult) -> ET.Element:
     return case
 
 
-def _shortfall(run: Run) -> ET.Element:
-    """Nothing is bad and nothing is shown: readers that count failures must see one."""
+def _verdict(run: Run) -> ET.Element:
+    """Nothing is bad and yet it failed: readers that count failures must see one."""
     case = ET.Element("testcase", {"classname": "kdtr.gate", "name": "verdict"})
-    line = run.verdict_line()
-    message = {"message": run.gate.shortfall, "type": "shortfall"}
-    ET.SubElement(case, "failure", message).text = line
+    why = "; ".join(run.why_failed())
+    ET.SubElement(case, "failure", {"message": why, "type": "verdict"}).text = run.verdict_line()
     suite = _empty_suite(run, "gate", [case])
     suite.append(case)
     return suite

@@ -7,10 +7,9 @@ refuses what could not be written; at its end, `Reports.write` writes all of the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.report_files.annotations import github_annotations
@@ -19,7 +18,7 @@ from kdtr.conformance.report_files.html_page import html_page
 from kdtr.conformance.report_files.json_lines import json_lines
 from kdtr.conformance.report_files.junit import junit_xml
 from kdtr.conformance.report_files.markdown import markdown_summary
-from kdtr.conformance.report_files.run import Excuse, Header, Key, Run, header
+from kdtr.conformance.report_files.run import Header, Run, header
 from kdtr.conformance.report_files.whole_files import check_targets, write_whole
 from kdtr.contract import EngineInfo
 
@@ -59,15 +58,13 @@ class Reports:
         gate: GateResult,
         seconds: float,
         options: frozenset[str] = frozenset(),
-        excuses: Mapping[Key, Excuse] = MappingProxyType({}),
     ) -> list[str]:
         """All files or none; returns the lines to print: annotations.
 
         options  names that the engine's factory takes
-        excuses  of results that are expected to be bad
         Raises CaseError where a file cannot be written.
         """
-        run = Run(replace(self.header, seconds=seconds), info, gate, options, excuses)
+        run = Run(replace(self.header, seconds=seconds), info, gate, options)
         contents = {f"--{kind}": (path, _KINDS[kind][0](run)) for kind, path in self.files.items()}
         write_whole(contents)
         return [] if self.annotations is None else _ANNOTATIONS[self.annotations](run)

@@ -43,12 +43,11 @@ def engine_data(run: Run) -> Data:
 
 
 def case_data(run: Run, result: CaseResult) -> Data:
-    excuse = run.excuse(result)
     return {
         "bundle": result.bundle,
         "case": result.case,
         "mode": result.mode,
-        "verdict": run.verdict(result),
+        "verdict": result.verdict.value,
         "points": result.points,
         "comparisons": result.comparisons,
         "rows": result.rows,
@@ -59,7 +58,6 @@ def case_data(run: Run, result: CaseResult) -> Data:
         "excused_rows": result.excused_rows,
         "unshown": sorted(result.unshown),
         "faults": sorted({run.numbers[id(finding)] for finding in result.findings}),
-        "excuse": None if excuse is None else {"reason": excuse.reason, "link": excuse.link},
     }
 
 
@@ -97,6 +95,7 @@ def finding_data(run: Run, finding: Finding) -> Data:
         "reproduce": finding.reproduce,
         "rows_fed": finding.n_rows,
         "looks_like": [_hint(hint) for hint in finding.looks_like],
+        "excuse": None if finding.excuse is None else asdict(finding.excuse),
         "excerpt": None if finding.excerpt is None else _excerpt(finding.excerpt),
         "drawing": None if finding.drawing is None else _drawing(finding.drawing),
     }
@@ -106,7 +105,7 @@ def fault_data(fault: Fault) -> Data:
     why = fault.explanations
     return {
         "number": fault.number,
-        "verdict": fault.first.verdict.value if fault.excuse is None else "excused",
+        "verdict": fault.first.verdict.value,
         "title": fault.title(),
         "rules": list(fault.rules()),
         "findings": len(fault.group.findings),
@@ -119,7 +118,7 @@ def fault_data(fault: Fault) -> Data:
 
 
 def verdict_data(run: Run) -> Data:
-    return {"passed": run.passed, "counts": run.counts(), "shortfall": run.gate.shortfall}
+    return {"passed": run.passed, "counts": run.counts(), "why_failed": run.why_failed()}
 
 
 def number(value: Number | None) -> Number | str | None:

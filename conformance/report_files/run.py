@@ -9,14 +9,14 @@ import hashlib
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from kdtr.conformance.finding import CaseResult, Finding, Verdict
+from kdtr.conformance.finding import Finding, Verdict
 from kdtr.conformance.finding_groups import Group, grouped
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.report import closing_line
@@ -24,7 +24,6 @@ from kdtr.conformance.report_experiments import Bench
 from kdtr.conformance.report_hypotheses import Explanations, explained
 from kdtr.contract import EngineInfo, rules_version
 
-EXCUSED = "excused"
 _TOLD_VERSIONS = ("kdtr", "numpy", "ml_dtypes")
 _CHUNK = 1 << 20  # bytes
 
@@ -90,34 +89,16 @@ def _sum(path: str) -> BundleSum:
     return BundleSum(str(path), n_bytes, digest.hexdigest())
 
 
-Key = tuple[str, str, str]  # bundle, case, mode
-
-
-def key(result: CaseResult) -> Key:
-    """What a result is known by."""
-    return result.bundle, result.case, result.mode
-
-
-@dataclass(frozen=True, slots=True)
-class Excuse:
-    """Why a bad result is expected, and where one can read about it."""
-
-    reason: str
-    link: str = ""
-
-
 @dataclass(frozen=True)
 class Fault:
     """A group of findings as one fault of the run.
 
-    number  from 1, the most telling first; near ties are numbered too, after what failed
-    excuse  where all of its findings are expected
+    number  from 1, the most telling first; what is excused and near ties come after what failed
     """
 
     number: int
     group: Group
     explanations: Explanations
-    excuse: Excuse | None = None
 
     @property
     def first(self) -> Finding:
@@ -126,7 +107,7 @@ class Fault:
     @property
     def is_bad(self) -> bool:
         """Whether it makes the run fail."""
-        return self.first.verdict.is_bad and self.excuse is None
+        return self.first.verdict.is_bad
 
     def rules(self) -> tuple[str, ...]:
         """Ids, the best explanation's own first: of the stage's rules it knows which one."""
@@ -147,20 +128,24 @@ class Run:
     """Everything that a report may say.
 
     options  names that the engine's factory takes: what can be experimented with
-    excuses  of results that are expected to be bad
     """
 
     header: Header
     info: EngineInfo
     gate: GateResult
     options: frozenset[str] = frozenset()
-    excuses: Mapping[Key, Excuse] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """As the gate, but for what is excused."""
-        bad = any(one.verdict.is_bad and self.excuse(one) is None for one in self.gate.results)
-        return not self.gate.shortfall and not bad
+        return self.gate.passed
+
+    def why_failed(self) -> list[str]:
+        """Why it failed, but for its findings: nothing was asserted."""
+        return [self.gate.shortfall] if self.gate.shortfall else []
+
+    def counts(self) -> dict[str, int]:
+        """How many results have which verdict, in the order in which verdicts weigh."""
+        return {one.value: self.gate.count(one) for one in Verdict if self.gate.count(one)}
 
     def bundle_names(self) -> dict[str, str]:
         """A short name for each bundle: its file's stem, or its path where two share one."""
@@ -171,39 +156,18 @@ class Run:
             for path, stem in zip(paths, stems, strict=True)
         }
 
-    def excuse(self, result: CaseResult) -> Excuse | None:
-        """Of a bad result that is expected; a result that is not bad needs none."""
-        return self.excuses.get(key(result)) if result.verdict.is_bad else None
-
-    def verdict(self, result: CaseResult) -> str:
-        """The verdict's word: one of Verdict, or "excused"."""
-        return EXCUSED if self.excuse(result) is not None else result.verdict.value
-
-    def counts(self) -> dict[str, int]:
-        """How many results have which verdict, in the order in which verdicts weigh."""
-        words = [self.verdict(result) for result in self.gate.results]
-        order = [verdict.value for verdict in Verdict]
-        order.insert(order.index(Verdict.FAIL.value), EXCUSED)
-        return {word: words.count(word) for word in order if word in words}
-
     def verdict_line(self) -> str:
-        """As on a terminal, but for what is excused."""
-        return closing_line(self.gate, self.header.seconds, self.counts(), passed=self.passed)
+        """As on a terminal."""
+        return closing_line(self.gate, self.header.seconds).strip()
 
     @cached_property
     def faults(self) -> tuple[Fault, ...]:
         """What is bad first, then what is excused, then near ties."""
         bench = Bench(self.info, self.options, self.gate.results)
-        of = {id(finding): one for one in self.gate.results for finding in one.findings}
-        found = []
-        for group in grouped(self.gate.findings):
-            excuses = [self.excuse(of[id(finding)]) for finding in group.findings]
-            excuse = excuses[0] if all(one is not None for one in excuses) else None
-            found.append(Fault(0, group, explained(group, bench), excuse))
-        found.sort(key=lambda one: (not one.is_bad, not one.first.verdict.is_bad))  # stable
+        groups = sorted(grouped(self.gate.findings), key=_rank)  # stable
         return tuple(
-            Fault(number, one.group, one.explanations, one.excuse)
-            for number, one in enumerate(found, start=1)
+            Fault(number, group, explained(group, bench))
+            for number, group in enumerate(groups, start=1)
         )
 
     @cached_property
@@ -212,3 +176,8 @@ class Run:
         return {
             id(finding): fault.number for fault in self.faults for finding in fault.group.findings
         }
+
+
+def _rank(group: Group) -> tuple[bool, bool]:
+    verdict = group.first.verdict
+    return not verdict.is_bad, verdict is not Verdict.EXCUSED

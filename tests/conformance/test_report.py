@@ -219,13 +219,13 @@ def test_the_closing_line_counts_what_near_ties_kept_from_being_reached() -> Non
     fail = result("z", "round", Verdict.FAIL, blocked=5)
 
     assert (
-        "gate FAILED: 1 near tie, 1 fail; 3 points not reached because of near ties; "
+        "\ngate FAILED: 1 near tie, 1 fail; 3 points not reached because of near ties; "
         "14 comparisons of 0 rows in 2.0 s"
     ) == closing_line(GateResult([tie, fail]), 2)
     assert "1 point not reached" in closing_line(
         GateResult([result("y", "round", Verdict.NEAR_TIE, blocked=1)]), 2
     )
-    assert "gate passed: 1 pass; 7 comparisons of 0 rows in 2.0 s" == closing_line(
+    assert "\ngate passed: 1 pass; 7 comparisons of 0 rows in 2.0 s" == closing_line(
         GateResult([result("y", "round")]), 2
     )
 
@@ -237,7 +237,7 @@ def test_a_gate_of_near_ties_alone_says_why_it_fails() -> None:
     one = closing_line(GateResult([replace(tie, not_checked=1)]), 2)
 
     assert line.startswith(
-        "gate FAILED: nothing was firmly asserted, as every case is a near tie, blocked or "
+        "\ngate FAILED: nothing was firmly asserted, as every case is a near tie, blocked or "
         "unsupported; judge more cases, or show expert_ids: 1 near tie; 2 near ties not checked; "
     )
     assert "; 1 near tie not checked; " in one

@@ -24,7 +24,7 @@ from kdtr.conformance import (
 from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.conformance.drawing import Drawing
 from kdtr.conformance.excerpt import Excerpt, RowFare
-from kdtr.conformance.finding import Place
+from kdtr.conformance.finding import Excuse, Place
 from kdtr.conformance.report_files.run import BundleSum, Header, Run
 from kdtr.contract import EngineInfo, NumericProfile
 
@@ -129,13 +129,20 @@ def run() -> Run:
 def run_of() -> Callable[..., Run]:
     """run_of(finding, ...): a run in which each is the finding of a case."""
 
-    def run_of(*findings: Finding, **fields: Any) -> Run:
+    def run_of(*findings: Finding) -> Run:
         results = [
             result(one.place.case, one.place.mode, one.verdict, findings=[one]) for one in findings
         ]
-        return Run(HEADER, INFO, GateResult(results), **fields)
+        return Run(HEADER, INFO, GateResult(results))
 
     return run_of
+
+
+@pytest.fixture
+def excused(run_of: Callable[..., Run]) -> Run:
+    """A run whose one failure is expected."""
+    excuse = Excuse("e1", "a known gap", "https://x.test/7")
+    return run_of(finding(verdict=Verdict.EXCUSED, excuse=excuse))
 
 
 HOSTILE = (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kdtr.conformance import GateResult
-from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.report_files import Run
 from kdtr.conformance.report_files.annotations import github_annotations
 
 from .conftest import finding
@@ -27,13 +27,12 @@ def test_a_fault_is_an_error_with_its_rule_and_the_line_that_shows_it_again(run_
     ] == message.split("%0A")
 
 
-def test_near_ties_and_what_is_expected_are_none(run: Run) -> None:
-    excuses = {("b.kdtr", "y", "round"): Excuse("known")}
+def test_near_ties_and_what_is_expected_are_none(run: Run, excused: Run) -> None:
+    results = [*run.gate.results, *excused.gate.results]
 
-    lines = github_annotations(replace(run, excuses=excuses))
+    lines = github_annotations(replace(run, gate=GateResult(results)))
 
-    assert 1 == len(lines)
-    assert "KeyError" in lines[0]
+    assert ["POS-1", "answer%3A"] == [line.split()[1].removeprefix("title=") for line in lines]
 
 
 def test_of_many_the_last_tells_how_many_more(run_of: RunOf) -> None:

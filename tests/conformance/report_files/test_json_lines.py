@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.report_files import Run
 from kdtr.conformance.report_files.json_lines import SCHEMA, json_lines
 
 from .conftest import HOSTILE, finding
@@ -29,7 +29,7 @@ def test_there_is_a_line_for_each_case_finding_comparison_and_fault(run: Run) ->
         "run": 1, "engine": 1, "fault": 3, "case": 6, "finding": 3, "comparison": 3, "verdict": 1,
     } == Counter(line["kind"] for line in found)  # fmt: skip
     assert ("run", SCHEMA) == (found[0]["kind"], found[0]["schema"])
-    assert {"kind": "verdict", "passed": False, "shortfall": ""} == {
+    assert {"kind": "verdict", "passed": False, "why_failed": []} == {
         name: value for name, value in found[-1].items() if name != "counts"
     }
 
@@ -59,19 +59,11 @@ def test_a_finding_is_told_with_its_numbers_and_its_fault(run: Run) -> None:
     assert {"expected": [0, 2, 3], "shown": None} == told["drawing"]["path"]
 
 
-def test_an_excuse_is_told(run: Run) -> None:
-    excuses = {("b.kdtr", "y", "round"): Excuse("known", "https://x.test/7")}
+def test_an_excuse_is_told(excused: Run) -> None:
+    case, told = [line for line in lines(excused) if line["kind"] in ("case", "finding")]
 
-    (case,) = [
-        line
-        for line in lines(replace(run, excuses=excuses))
-        if line["kind"] == "case" and line["case"] == "y"
-    ]
-
-    assert ("excused", {"reason": "known", "link": "https://x.test/7"}) == (
-        case["verdict"],
-        case["excuse"],
-    )
+    assert ("excused", "excused") == (case["verdict"], told["verdict"])
+    assert {"entry": "e1", "reason": "a known gap", "link": "https://x.test/7"} == told["excuse"]
 
 
 def test_text_of_an_engine_stays_within_its_line(hostile: Run) -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kdtr.conformance import GateResult, Verdict
-from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.report_files import Run
 from kdtr.conformance.report_files.junit import junit_xml
 
 from .conftest import finding, result
@@ -112,12 +112,10 @@ def test_what_did_not_run_is_skipped_with_its_reason(run: Run, name: str, reason
     assert ("skipped", reason) == (skipped.tag, skipped.get("message"))
 
 
-def test_what_is_expected_is_skipped_and_told(run: Run) -> None:
-    excuses = {("b.kdtr", "y", "round"): Excuse("known", "https://x.test/7")}
+def test_what_is_expected_is_skipped_and_told(excused: Run) -> None:
+    skipped, output = case(excused, "y / round")
 
-    skipped, output = case(replace(run, excuses=excuses), "y / round")
-
-    assert "expected because known (https://x.test/7)" == skipped.get("message")
+    assert "expected because a known gap (e1, https://x.test/7)" == skipped.get("message")
     assert output.text is not None
     assert "positions: 2 of 4 differ" in output.text
 

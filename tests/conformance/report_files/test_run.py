@@ -8,17 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from kdtr.conformance import GateResult, Verdict
-from kdtr.conformance.finding import CaseResult
-from kdtr.conformance.report_files import Excuse, Run
+from kdtr.conformance.finding import CaseResult, Excuse
+from kdtr.conformance.report_files import Run
 from kdtr.conformance.report_files.run import header
 
-from .conftest import finding, result
+from .conftest import finding
 
 RunOf = Callable[..., Run]
-EXCUSES = {("b.kdtr", "y", "round"): Excuse("the kernel is being rewritten", "https://x.test/7")}
 
 
 def test_what_failed_is_told_before_near_ties_and_numbered(run: Run) -> None:
@@ -47,29 +44,21 @@ def test_a_fault_is_named_by_its_best_explanation_and_the_rule_of_it(run_of: Run
     assert ("positions: 2 of 4 differ", ("POS-1", "FWD-1")) == (unknown.title(), unknown.rules())
 
 
-def test_an_excused_failure_fails_nothing_and_is_told_last(run_of: RunOf) -> None:
-    run = run_of(finding(), finding("late", n_rows=9, stage="root", looks_like=()), excuses=EXCUSES)
+def test_what_is_excused_is_told_between_what_failed_and_near_ties(run_of: RunOf) -> None:
+    run = run_of(
+        finding("tie", verdict=Verdict.NEAR_TIE, stage="targets", looks_like=()),
+        finding("known", verdict=Verdict.EXCUSED, excuse=Excuse("e1", "the kernel is new")),
+        finding("late", n_rows=9, stage="root", looks_like=()),
+    )
 
-    assert not run.passed  # the other one is not expected
-    assert ["late", "y"] == [fault.first.place.case for fault in run.faults]
-    assert [None, EXCUSES["b.kdtr", "y", "round"]] == [fault.excuse for fault in run.faults]
-    assert {"excused": 1, "fail": 1} == run.counts()
-
-
-def test_a_run_of_excuses_and_a_pass_passes(run_of: RunOf) -> None:
-    run = run_of(finding(), excuses=EXCUSES)
-    run = replace(run, gate=GateResult([*run.gate.results, result("ar", "round")]))
-
-    assert not run.gate.passed
-    assert run.passed
-    assert "excused" == run.verdict(run.gate.results[0])
-    assert run.verdict_line().startswith("gate passed: 1 pass, 1 excused; 14 comparisons")
+    assert ["late", "known", "tie"] == [fault.first.place.case for fault in run.faults]
+    assert [True, False, False] == [fault.is_bad for fault in run.faults]
+    assert {"near tie": 1, "excused": 1, "fail": 1} == run.counts()
 
 
-def test_what_is_not_bad_needs_no_excuse(run_of: RunOf) -> None:
-    run = replace(run_of(), gate=GateResult([result("y", "round")]), excuses=EXCUSES)
-
-    assert ("pass", True) == (run.verdict(run.gate.results[0]), run.passed)
+def test_why_a_run_failed_without_a_finding(run: Run, run_of: RunOf) -> None:
+    assert [] == run.why_failed()
+    assert ["nothing was compared"] == replace(run_of(), gate=GateResult()).why_failed()
 
 
 def test_bundles_are_named_shortly_unless_two_share_a_name(run_of: RunOf) -> None:
@@ -90,10 +79,3 @@ def test_the_header_tells_the_bytes_and_the_command(tmp_path: Path) -> None:
     assert "kdtr gate 'a b'" == made.command
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made.started)
     assert {"rules", "kdtr", "numpy", "ml_dtypes", "Python"} == dict(made.versions).keys()
-
-
-@pytest.mark.parametrize("verdict", [Verdict.NEAR_TIE, Verdict.BLOCKED, Verdict.PASS])
-def test_only_failures_and_errors_are_excused(run_of: RunOf, verdict: Verdict) -> None:
-    run = replace(run_of(), gate=GateResult([result("y", "round", verdict)]), excuses=EXCUSES)
-
-    assert verdict.value == run.verdict(run.gate.results[0])
