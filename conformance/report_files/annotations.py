@@ -11,7 +11,6 @@ from kdtr.conformance.report_files.run import Fault, Run
 from kdtr.contract import rule
 
 _MOST = 10  # errors of a step that GitHub shows; what follows is dropped without a word
-_LONGEST = 160  # characters of a title
 
 
 def github_annotations(run: Run) -> list[str]:
@@ -21,16 +20,11 @@ def github_annotations(run: Run) -> list[str]:
     if not bad and run.why_failed():
         return [_error("kdtr gate failed", run.why_failed())]
     shown = bad if len(bad) <= _MOST else bad[: _MOST - 1]
-    lines = [_error(_title(fault), _told(fault)) for fault in shown]
+    lines = [_error(" ".join([*fault.rules()[:1], fault.title()]), _told(fault)) for fault in shown]
     if len(shown) < len(bad):
         more = f"{len(bad) - len(shown)} more faults; all are in the report"
         lines.append(_error("kdtr gate failed", [more]))
     return lines
-
-
-def _title(fault: Fault) -> str:
-    text = f"{' '.join([*fault.rules()[:1], fault.title()])}"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _told(fault: Fault) -> list[str]:

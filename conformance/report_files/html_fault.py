@@ -21,22 +21,23 @@ _PLACES = 60  # of a fault that are listed
 _MARKED = re.compile(r"(\*\w[\w ]*\*|`[^`]+`)")
 
 
-def fault_section(run: Run, fault: Fault) -> Element:
-    """Everything about one fault; `fault-N` is its id."""
+def fault_section(run: Run, fault: Fault, *, brief: bool = False) -> Element:
+    """Everything about one fault; `fault-N` is its id. In brief without pictures and numbers."""
     first = fault.first
     ident = f"fault-{fault.number}"
     return element(
         "section",
         element("h2", f"{fault.number}. ", _rule_ids(fault), fault.title(), id=f"{ident}-title"),
         element("p", _verdict(fault), " in ", _place(run, first), class_="seen"),
+        element("pre", first.summary, class_="said") if "\n" in first.summary else None,
         _facts(fault),
         element("div", _why(fault), class_="why"),
-        _pictures(ident, first),
-        _numbers(first),
+        None if brief else _pictures(ident, first),
+        None if brief else _numbers(first),
         _block("Rules", element("dl", [_rule(rule_id) for rule_id in fault.rules()])),
         _next(first),
         _block("See it again", command(first.reproduce)) if first.reproduce else None,
-        _elsewhere(run, fault),
+        None if brief else _elsewhere(run, fault),
         id=ident,
         class_=f"fault {'bad' if fault.is_bad else 'quiet'}",
         aria_labelledby=f"{ident}-title",
@@ -70,7 +71,7 @@ def _place(run: Run, finding: Finding) -> Content:
     bundle = run.bundle_names().get(place.bundle, place.bundle)
     return [
         element("b", f"{bundle}: {place.case} / {place.mode} / {place.point}"),
-        f", at the stage {finding.stage}: {finding.summary}",
+        f", at the stage {finding.stage}: {finding.summary.split(chr(10), 1)[0]}",
     ]
 
 

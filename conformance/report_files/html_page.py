@@ -22,6 +22,8 @@ from kdtr.conformance.report_files.not_checked import left_open
 from kdtr.conformance.report_files.run import Fault, Run
 from kdtr.conformance.unshown import unshown_groups
 
+_IN_FULL = 50  # faults: a page of some 15 kB for each must still open at once
+
 
 def html_page(run: Run) -> bytes:
     """The page, in UTF-8."""
@@ -50,14 +52,18 @@ def _body(run: Run) -> Iterator[Content]:
     yield element(
         "main",
         _contents(run, bad),
-        [fault_section(run, fault) for fault in bad],
+        _told(run, bad),
         _section("verdicts", "Verdicts", verdict_table(run)),
         _open(run),
-        [fault_section(run, fault) for fault in quiet],
+        _told(run, quiet),
         _compared(run),
         _section("run", "Run", _about(run)),
     )
     yield raw("script", _script())
+
+
+def _told(run: Run, faults: list[Fault]) -> list[Element]:
+    return [fault_section(run, fault, brief=fault.number > _IN_FULL) for fault in faults]
 
 
 def _verdict(run: Run, bad: list[Fault]) -> Iterator[Content]:

@@ -72,8 +72,12 @@ def _fault(run: Run, fault: Fault) -> Iterator[str]:
     yield ""
     bundle = run.bundle_names().get(place.bundle, place.bundle)
     seen = f"{bundle}: {place.case} / {place.mode} / {place.point}"
-    yield f"**{word}** in {_text(seen)}: {_text(first.stage)}: {_text(first.summary)}"
+    said = first.summary.split("\n")
+    yield f"**{word}** in {_text(seen)}: {_text(first.stage)}: {_text(said[0])}"
     yield ""
+    if len(said) > 1:  # what an engine wrote, line by line
+        yield from _block("\n".join(map(printable, said)), "text")
+        yield ""
     if first.excuse is not None:
         yield f"- expected because {_text(first.excuse)}"
     for label, text in (
@@ -104,7 +108,7 @@ def _fault(run: Run, fault: Fault) -> Iterator[str]:
         yield f"- next: {_text(first.next_step)}"
     if first.reproduce:
         yield ""
-        yield from _block(first.reproduce)
+        yield from _block(printable(first.reproduce))
     yield ""
 
 
@@ -136,7 +140,7 @@ def _about(run: Run) -> Iterator[str]:
     if any(result.mode == XRAY for result in run.gate.results):
         yield "- x-ray models: generated, no file"
     yield ""
-    yield from _block(run.header.command)
+    yield from _block(printable(run.header.command))
 
 
 def _text(text: object) -> str:
@@ -152,9 +156,8 @@ def _code(text: str) -> str:
     return f"{fence}{pad}{shown}{pad}{fence}"
 
 
-def _block(text: str) -> Iterator[str]:
-    shown = printable(text)
+def _block(shown: str, language: str = "sh") -> Iterator[str]:
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
-    yield f"{fence}sh"
+    yield f"{fence}{language}"
     yield shown
     yield fence

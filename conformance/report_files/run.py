@@ -26,6 +26,7 @@ from kdtr.contract import EngineInfo, rules_version
 
 _TOLD_VERSIONS = ("kdtr", "numpy", "ml_dtypes")
 _CHUNK = 1 << 20  # bytes
+_TITLE = 140  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +116,12 @@ class Fault:
         return tuple(dict.fromkeys((*best, *self.first.rules)))
 
     def title(self) -> str:
-        """The best explanation; where none explains all, what differs and where it lies."""
+        """The best explanation, or what differs and where it lies: one line, cut where it is long."""
         why = self.explanations
         if why.rivals:
-            return why.rivals[0].says
+            return _cut(why.rivals[0].says)
         told = why.partial[0][0].says if why.partial else self.first.summary
-        return f"{self.first.stage}: {told}"
+        return _cut(f"{self.first.stage}: {told}")
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,12 @@ class Run:
         return {
             id(finding): fault.number for fault in self.faults for finding in fault.group.findings
         }
+
+
+def _cut(text: str) -> str:
+    """The first line, or its beginning: a title."""
+    first = text.split("\n", 1)[0]
+    return first if len(first) <= _TITLE else f"{first[:_TITLE].rsplit(' ', 1)[0]} ..."
 
 
 def _rank(group: Group) -> tuple[bool, bool]:

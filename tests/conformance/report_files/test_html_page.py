@@ -117,6 +117,15 @@ def test_a_fault_tells_what_where_why_and_how_to_see_it_again(run: Run) -> None:
     assert [finding().reproduce] == [node.text for node in fault.all("code")]
 
 
+def test_what_a_process_wrote_keeps_its_lines(run_of: RunOf) -> None:
+    said = "the process ended\nTraceback\n  ValueError"
+
+    fault = section(read_page(html_page(run_of(finding(summary=said, looks_like=())))), "fault-1")
+
+    assert [said] == ["".join(node.parts) for node in fault.all("pre", "said")]
+    assert "positions: the process ended" == fault.all("p", "seen")[0].text[-28:]
+
+
 def test_marks_of_a_sentence_are_marks(run_of: RunOf) -> None:
     fault = section(read_page(html_page(run_of(finding(rules=("NUM-2", "NORM-1"))))), "fault-1")
 
@@ -298,6 +307,18 @@ def test_each_of_six_faults_is_named_by_its_rule_and_its_place(six_faults: Run) 
 
 def test_a_run_of_six_faults_stays_small(six_faults: Run) -> None:
     assert len(html_page(six_faults)) < 200_000
+
+
+def test_a_run_of_very_many_faults_stays_readable(run_of: RunOf) -> None:
+    many = [finding(f"c{i}", stage=f"s{i}", looks_like=()) for i in range(300)]
+
+    text = html_page(run_of(*many))
+    page = read_page(text)
+
+    assert len(text) < 2_000_000
+    assert 300 == len(page.all("section", "fault"))
+    assert 3 * 50 == len(page.all("svg"))
+    assert finding("c299").reproduce in section(page, "fault-300").text
 
 
 # The page's colours

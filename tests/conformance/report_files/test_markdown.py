@@ -85,6 +85,18 @@ def test_many_faults_stay_below_what_a_job_may_show(run_of: Callable[..., Run]) 
     assert b"\n180 more faults and near ties are not told here.\n" in text
 
 
+def test_what_a_process_wrote_is_a_block(run_of: Callable[..., Run]) -> None:
+    said = "the process ended\nTraceback ```\n  ValueError\x1b[1m"
+
+    lines = summary(run_of(finding(summary=said, looks_like=())))
+
+    at = lines.index("````text")
+    assert ["the process ended", "Traceback ```", "  ValueError\\x1b[1m", "````"] == (
+        lines[at + 1 : at + 5]
+    )
+    assert "**fail** in b: y / round / round0: positions: the process ended" in lines
+
+
 @pytest.mark.parametrize("mark", ["<script", "<img", "**x**", "[y](", "`]", "&amp;"])
 def test_text_of_an_engine_is_no_markup(hostile: Run, mark: str) -> None:
     outside_code = re.sub(r"(`+).*?\1", "", "\n".join(summary(hostile)), flags=re.DOTALL)
@@ -92,7 +104,7 @@ def test_text_of_an_engine_is_no_markup(hostile: Run, mark: str) -> None:
     assert mark not in re.sub(r"\\.", "", outside_code)
 
 
-def test_text_of_an_engine_begins_no_line(hostile: Run) -> None:
-    lines = summary(hostile)
+def test_text_of_an_engine_begins_no_line_but_in_a_block(hostile: Run) -> None:
+    outside = re.sub(r"^(`{3,})\w+\n.*?^\1$", "", "\n".join(summary(hostile)), flags=re.S | re.M)
 
-    assert not [line for line in lines if line.startswith(("::", "# heading", "<"))]
+    assert not [line for line in outside.splitlines() if line.startswith(("::", "# heading", "<"))]

@@ -44,6 +44,16 @@ def test_a_fault_is_named_by_its_best_explanation_and_the_rule_of_it(run_of: Run
     assert ("positions: 2 of 4 differ", ("POS-1", "FWD-1")) == (unknown.title(), unknown.rules())
 
 
+def test_a_title_is_one_short_line(run_of: RunOf) -> None:
+    (long,) = run_of(finding(summary="wrong " * 60, looks_like=())).faults
+    (raised,) = run_of(finding(summary="it raised\nTraceback:\n...", looks_like=())).faults
+
+    assert long.title().startswith("positions: wrong wrong")
+    assert long.title().endswith("wrong ...")
+    assert 144 >= len(long.title())
+    assert "positions: it raised" == raised.title()
+
+
 def test_what_is_excused_is_told_between_what_failed_and_near_ties(run_of: RunOf) -> None:
     run = run_of(
         finding("tie", verdict=Verdict.NEAR_TIE, stage="targets", looks_like=()),
