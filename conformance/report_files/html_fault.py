@@ -34,7 +34,7 @@ def fault_section(run: Run, fault: Fault, *, brief: bool = False) -> Element:
         element("div", _why(fault), class_="why"),
         None if brief else _pictures(ident, first),
         None if brief else _numbers(first),
-        _block("Rules", element("dl", [_rule(rule_id) for rule_id in fault.rules()])),
+        _rules(fault),
         _next(first),
         _block("See it again", command(first.reproduce)) if first.reproduce else None,
         None if brief else _elsewhere(run, fault),
@@ -205,6 +205,11 @@ def _numbers(finding: Finding) -> Element | None:
     if finding.excerpt is None or drawn:
         return None
     return _block("Numbers", numbers_around(finding.excerpt))
+
+
+def _rules(fault: Fault) -> Element | None:
+    rules = [_rule(rule_id) for rule_id in fault.rules()]
+    return _block("Rules", element("dl", rules)) if rules else None
 
 
 def _rule(rule_id: str) -> Content:

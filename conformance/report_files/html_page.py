@@ -71,8 +71,9 @@ def _verdict(run: Run, bad: list[Fault]) -> Iterator[Content]:
     told = f": {len(bad)} fault{'' if len(bad) == 1 else 's'}" if bad else ""
     yield element("h1", f"kdtr gate {word}{told}")
     yield element("p", element("b", engine_name(run.info)), f", as {run.header.engine}")
-    yield element("p", run.verdict_line())
-    yield [element("p", element("b", why)) for why in run.why_failed()]
+    line = run.verdict_line()
+    yield element("p", line)
+    yield [element("p", element("b", why)) for why in run.why_failed() if why not in line]
 
 
 def _contents(run: Run, bad: list[Fault]) -> Element | None:

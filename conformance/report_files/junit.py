@@ -81,7 +81,9 @@ def _case(run: Run, bundle: str, result: CaseResult) -> ET.Element:
     elif result.verdict.is_bad:
         tag = "failure" if result.verdict is Verdict.FAIL else "error"
         first = next((one for one in bad if one.verdict is result.verdict), None)
-        attributes = {"message": result.verdict.value, "type": result.verdict.value}
+        # Of x-ray models that show the same, one has the finding.
+        told_elsewhere = f"{result.verdict.value}, as told with the finding of another case"
+        attributes = {"message": told_elsewhere, "type": result.verdict.value}
         if first is not None:
             attributes = {"message": _message(first), "type": _type(first)}
         ET.SubElement(case, tag, attributes).text = _text(bad)

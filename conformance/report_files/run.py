@@ -116,7 +116,7 @@ class Fault:
         return tuple(dict.fromkeys((*best, *self.first.rules)))
 
     def title(self) -> str:
-        """The best explanation, or what differs and where it lies: one line, cut where it is long."""
+        """The best explanation, or what differs and where it lies: one line, cut if it is long."""
         why = self.explanations
         if why.rivals:
             return _cut(why.rivals[0].says)

@@ -126,6 +126,20 @@ def test_what_a_process_wrote_keeps_its_lines(run_of: RunOf) -> None:
     assert "positions: the process ended" == fault.all("p", "seen")[0].text[-28:]
 
 
+def test_a_run_that_compared_nothing_says_so_once(run_of: RunOf) -> None:
+    page = read_page(html_page(replace(run_of(), gate=GateResult())))
+
+    (head,) = page.all("header")
+    assert 1 == head.text.count("nothing was compared")
+    assert [] == page.all("section", "fault")
+
+
+def test_an_error_breaks_no_rule(run: Run) -> None:
+    fault = section(read_page(html_page(run)), "fault-2")
+
+    assert ["See it again"] == [node.text for node in fault.all("h3")]
+
+
 def test_marks_of_a_sentence_are_marks(run_of: RunOf) -> None:
     fault = section(read_page(html_page(run_of(finding(rules=("NUM-2", "NORM-1"))))), "fault-1")
 

@@ -90,6 +90,17 @@ def test_what_raises_is_an_error(run: Run) -> None:
     assert "answer: the engine raised KeyError: 'x'" == error.get("message")
 
 
+def test_a_failure_that_is_told_elsewhere_is_one(run_of: Callable[..., Run]) -> None:
+    results = [*run_of(finding()).gate.results, result("k2", "x-ray", Verdict.FAIL)]
+
+    (failure,) = case(replace(run_of(), gate=GateResult(results)), "k2 / x-ray")
+
+    assert ("failure", "fail, as told with the finding of another case") == (
+        failure.tag,
+        failure.get("message"),
+    )
+
+
 def test_a_near_tie_passes_and_is_told(run: Run) -> None:
     near_tie = case(run, "tie / round")
 
