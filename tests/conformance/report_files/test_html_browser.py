@@ -81,6 +81,20 @@ def test_no_text_of_a_picture_is_cut(browser: Browser, url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["six_faults"], indirect=True)
+def test_pictures_and_sections_have_names_for_who_cannot_see(browser: Browser, url: str) -> None:
+    browser.open(url)
+
+    nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]
+
+    named: dict[str, list[str]] = {}
+    for node in nodes:
+        named.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    assert len(named["image"]) == browser.value("document.querySelectorAll('svg').length")
+    for role in ("image", "link", "region", "navigation", "heading", "button", "checkbox"):
+        assert all(named[role]), role
+
+
+@pytest.mark.parametrize("url", ["six_faults"], indirect=True)
 def test_paper_has_a_page_for_each_fault_and_opens_all_details(browser: Browser, url: str) -> None:
     browser.open(url)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ from .conftest import INFO, every_kind
 
 Kdtr = Callable[..., SimpleNamespace]
 KINDS = {"html": "r.html", "markdown": "r.md", "junit": "r.xml", "jsonl": "r.jsonl"}
+ENGINES = Path(__file__).resolve().parents[1] / "engines"
 FAULTY = ("--engine", "planted_faults:make_engine", "--engine-option", "fault=root_low")
 
 
@@ -41,14 +44,17 @@ def test_every_kind_is_written_beside_the_verdict(kdtr: Kdtr, small: Path, tmp_p
     assert head["seconds"] > 0
 
 
-def test_two_runs_write_the_same_but_for_the_header(
-    kdtr: Kdtr, small: Path, tmp_path: Path
-) -> None:
+def test_two_runs_write_the_same_but_for_the_header(small: Path, tmp_path: Path) -> None:
+    """Two processes, whose sets are in different orders."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    command = [str(Path(sys.executable).with_name("kdtr")), "gate", str(small), *FAULTY]
     texts: list[dict[str, str]] = []
-    for _ in range(2):
-        kdtr("gate", small, *FAULTY, *options(tmp_path, **KINDS, parquet="r.parquet"))
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ENGINES)}
+        words = [*command, *options(tmp_path, **KINDS, parquet="r.parquet")]
+        run = subprocess.run(words, env=environment, capture_output=True, check=False)
+        assert 1 == run.returncode, run.stderr
         texts.append({name: (tmp_path / name).read_text() for name in KINDS.values()})
-        pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
         table = pq.read_table(io.BytesIO((tmp_path / "r.parquet").read_bytes()))
         texts[-1]["r.parquet"] = str(table.replace_schema_metadata().to_pylist())
 

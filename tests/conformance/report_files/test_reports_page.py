@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from kdtr.conformance.report_files import Run
-from kdtr.conformance.report_files.comparison_table import COLUMNS
+from kdtr.conformance.report_files.comparison_table import COLUMNS, comparison_table
 from kdtr.conformance.report_files.json_lines import SCHEMA, json_lines
 from kdtr.conformance.report_files.options import add_report_options
+
+from .conftest import SIX
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "reports.md").read_text(encoding="utf-8")
@@ -48,6 +57,37 @@ def test_columns_of_the_table_are_told() -> None:
     told = re.findall(r"^\| `(\w+)` \| (\w+) \| (.*) \|$", PAGE, re.MULTILINE)
 
     assert [(column.name, column.kind, column.what) for column in COLUMNS] == told
+
+
+@pytest.mark.parametrize(
+    ("file", "write", "shows"),
+    [
+        ("report.jsonl", json_lines, "1 POS-1 positions are L + index\n"),
+        ("report.parquet", comparison_table, "stage: string"),
+    ],
+)
+def test_the_snippets_run(
+    run: Run, tmp_path: Path, file: str, write: Callable[[Run], bytes], shows: str
+) -> None:
+    blocks = re.findall(r"```\n(python -c .*?)```", PAGE, re.DOTALL)
+    (snippet,) = [block for block in blocks if file in block]
+    (tmp_path / file).write_bytes(write(run))
+    here = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    ran = subprocess.run(
+        ["bash", "-c", snippet], cwd=tmp_path, env=here, capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (ran.returncode, ran.stderr)
+    assert shows in ran.stdout
+
+
+def test_the_example_is_the_one_that_is_tested() -> None:
+    """Of the page, and in the docstring of its engine."""
+    engine = (DOCS / "examples/python/six_faults.py").read_text(encoding="utf-8")
+    for text in (PAGE, ast.get_docstring(ast.parse(engine)) or ""):
+        (command,) = re.findall(r"kdtr gate (all-moe.*?) --engine six_faults", text, re.DOTALL)
+        assert list(SIX) == re.findall(r"([\w-]+)\.kdtr", command)
 
 
 def test_every_option_is_told() -> None:
