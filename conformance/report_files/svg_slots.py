@@ -90,14 +90,15 @@ def _lines(finding: Finding, drawing: Drawing) -> list[_Line]:
         return lines
     kept = _kept(drawing, drawing.path)
     if finding.stage == "moves" and drawing.shown_moves is not None:
-        off = {slot for slot, _ in kept.items() if slot not in {d for _, d in drawing.shown_moves}}
+        before, moves = drawing.committed_len, set(drawing.shown_moves)
+        off = {slot for slot, node in kept.items() if (before + node, slot) not in moves}
     else:
         off = {slot for slot, node in kept.items() if by_commit and node in drawing.rows}
     lines.append(_Line(_COMMIT, kept, frozenset(off)))
     theirs_path = drawing.shown_path
     lives_with_it = finding.place.mode in MODE and not MODE[finding.place.mode].pinned
     if theirs_path is not None and theirs_path != drawing.path and lives_with_it:
-        theirs = _kept(drawing, theirs_path)
+        theirs = _kept(drawing, theirs_path[:_MOST])  # it may be of any length
         off = {slot for slot in {*kept, *theirs} if kept.get(slot) != theirs.get(slot)}
         lines.append(_Line(("by the", "engine's path"), theirs, frozenset(off)))
     return lines
@@ -110,7 +111,9 @@ def _kept(drawing: Drawing, path: tuple[int, ...]) -> dict[int, int]:
 def _slot(drawing: Drawing, line: _Line, slot: int, x: float, top: float) -> list[Element]:
     node = line.nodes.get(slot)
     wrong = slot in line.wrong
-    if node is not None and node < len(drawing.positions):
+    if node is not None and not 0 <= node < len(drawing.positions):  # of an engine's path
+        class_, text, below = "taken", str(node)[:9], "no node"
+    elif node is not None:
         class_, text, below = "taken", f"node {node}", f"pos {drawing.positions[node]}"
         if drawing.is_chunk:
             text = f"row {node}"
@@ -119,9 +122,8 @@ def _slot(drawing: Drawing, line: _Line, slot: int, x: float, top: float) -> lis
     else:
         class_, text, below = "free", "free", ""
     shown = drawing.shown_positions
-    if node is not None and shown is not None and node < len(shown):
-        right = drawing.positions[node] if node < len(drawing.positions) else None
-        below = below if shown[node] == right else f"pos {shown[node]} ✗"
+    if node is not None and shown is not None and 0 <= node < len(shown):
+        below = below if shown[node] == drawing.positions[node] else f"pos {shown[node]} ✗"
     parts = [box(x, top, _W - 3, _H, f"slot {class_}{' wrong' if wrong else ''}")]
     middle = x + (_W - 3) / 2
     marked = (f"✗ {text}", "small bad") if wrong else (text, "small")

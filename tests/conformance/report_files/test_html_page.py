@@ -216,6 +216,28 @@ def test_a_walk_that_differs_is_drawn_and_told(run_of: RunOf) -> None:
     )
 
 
+def test_a_walk_of_no_nodes_is_drawn_too(run_of: RunOf) -> None:
+    wild = (0, -5, 10**12, *range(100_000))
+    drawing = replace(DRAWING, shown_path=wild, shown_positions=DRAWING.positions, rows=(0,))
+
+    text = html_page(run_of(finding(drawing=drawing, stage="path")))
+
+    slots = read_page(text).all("svg")[2]
+    marked = [node.text.split()[-1] for node in slots.all("text") if node.text.startswith("✗ ")]
+    assert ["-5", "100000000", "0"] == marked  # in slots 6, 7 and 8
+    assert 2 == slots.text.count("no node")
+    assert len(text) < 100_000
+
+
+def test_a_move_from_another_slot_is_marked_where_it_goes(run_of: RunOf) -> None:
+    moves = ((5, 5), (6, 6), (8, 7))  # the second must come from slot 7
+    drawing = replace(DRAWING, shown_moves=moves, shown_positions=DRAWING.positions)
+
+    page = read_page(html_page(run_of(finding(drawing=drawing, stage="moves"))))
+
+    assert page.all("svg")[2].children[1].text.endswith("node 3 in slot 7; wrong in slots 6")
+
+
 def test_slots_that_the_engine_says_otherwise_are_drawn_below(run_of: RunOf) -> None:
     drawing = replace(DRAWING, shown_slots=(5, 6, 8, 7))
 
