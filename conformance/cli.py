@@ -37,6 +37,7 @@ from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, re
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.mutants.mutants_cli import add_mutants_arguments, mutants_command
 from kdtr.conformance.report import print_report
+from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
     add_self_arguments,
     check_self_arguments,
@@ -59,7 +60,9 @@ _OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(_trees_joined(sys.argv[1:] if argv is None else argv))
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(_trees_joined(words))
+    args.words = words
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
@@ -138,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         help="write a new file that expects what fails here, with reasons to be filled in",
     )
     add_self_arguments(gate)
+    add_report_options(gate)
     xray = verbs.add_parser(
         "xray",
         help="read an engine's mask, positions, cache and routing from its logits alone",
@@ -226,6 +230,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     bundles = bundle_paths(args.bundles)
     expectations = read_expectations(args.expectations) if args.expectations is not None else None
     drafted = new_draft(args.draft_expectations)
+    reports = begin_reports(args, [_command(), *args.words], args.engine, bundles)
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -236,24 +241,27 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             result = run_self(
                 engine, request, engine_name=args.engine, options=options, progress=progress.show
             )
-        print_report(console, info, result, time.perf_counter() - start)
-        return PASSED if result.passed else FAILED
-    with _Progress() as progress:
-        result = run_gate(
-            engine,
-            bundles,
-            engine_name=args.engine,
-            options=options,
-            selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
-            progress=progress.show,
-            command=_command(),
-            xray=not (args.case or args.mode or args.until),
-            expectations=expectations,
-        )
+        known: frozenset[str] = frozenset()
+    else:
+        with _Progress() as progress:
+            result = run_gate(
+                engine,
+                bundles,
+                engine_name=args.engine,
+                options=options,
+                selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
+                progress=progress.show,
+                command=_command(),
+                xray=not (args.case or args.mode or args.until),
+                expectations=expectations,
+            )
+        known = option_names(args.engine)
     seconds = time.perf_counter() - start
-    print_report(console, info, result, seconds, option_names(args.engine))
+    print_report(console, info, result, seconds, known)
     if drafted is not None:
         drafted.write_text(draft(result.findings), encoding="utf-8")
+    for line in reports.write(info, result, seconds, known):
+        print(line)
     return PASSED if result.passed else FAILED
 
 

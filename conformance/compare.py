@@ -8,7 +8,8 @@ import numpy as np
 
 from kdtr.contract import Stage
 
-_AXIS = {
+# What the letters of a stage's axes number (contract/stages.py).
+AXIS_NAME = {
     "n": "row",
     "s": "slot",
     "h": "head",
@@ -127,7 +128,7 @@ def coordinates(
     """The element by name: "layer 2, row 3 (path 0-2-3), head 1, slot 14"."""
     parts = [] if layer is None else [f"layer {layer}"]
     for letter, i in zip(stage.axes, index, strict=True):
-        part = f"{_AXIS[letter]} {i}"
+        part = f"{AXIS_NAME[letter]} {i}"
         if letter == "n" and parents is not None:
             part += f" (path {'-'.join(map(str, _path(parents, i)))})"
         if letter == "2":

@@ -25,8 +25,10 @@ class Drawing:
 
     parents    of a tree; of a chunk, those of a chain
     positions  [n], mask [n, L + n] bool, path (the root first): truth
+    slots      [n], where each row is written: truth
     rows       rows in which the finding differs, where that can be said
     shown_*    the engine's; None where it was not shown, or had another form
+    shown_moves  what the engine said that its commit copies: (source slot, destination slot)
     """
 
     tokens: tuple[int, ...]
@@ -39,6 +41,9 @@ class Drawing:
     shown_positions: tuple[int, ...] | None = None
     shown_mask: np.ndarray | None = None
     shown_path: tuple[int, ...] | None = None
+    slots: tuple[int, ...] = ()
+    shown_slots: tuple[int, ...] | None = None
+    shown_moves: tuple[tuple[int, int], ...] | None = None
 
     @property
     def committed_len(self) -> int:
@@ -51,7 +56,7 @@ class Drawing:
         return tree + self._mask_lines(width)
 
     def _tree_lines(self, width: int) -> list[str]:
-        only = sorted({*self._only(), *self._walked()})
+        only = self.tree_nodes()
         legend = "* accepted path" + (", > where it differs" if self.rows else "")
         n = len(self.parents)
         head = f"{n} node{'' if n == 1 else 's'} at L = {self.committed_len}; {legend}"
@@ -67,8 +72,8 @@ class Drawing:
         drawn = tree_lines(self.parents, self.path, columns, wrong=self.rows, only=only)
         lines = entry("tree", head, width) + [_INDENT + line for line in drawn]
         if self.shown_path is not None and self.shown_path != self.path:
-            both = f"{_joined(self.path)} is accepted, the engine's path is "
-            lines += entry("", both + _joined(self.shown_path), width)
+            both = f"{path_text(self.path)} is accepted, the engine's path is "
+            lines += entry("", both + path_text(self.shown_path), width)
         return lines
 
     def _mask_lines(self, width: int) -> list[str]:
@@ -87,7 +92,7 @@ class Drawing:
             shown,
             self.committed_len,
             wrong=self.rows,
-            only=self._only(),
+            only=self.mask_nodes(),
             width=width - len(_INDENT),
         )
         lines = entry("mask", legend, width) + [_INDENT + line for line in drawn]
@@ -96,14 +101,19 @@ class Drawing:
                 lines += entry("", note, width)
         return lines
 
+    def tree_nodes(self) -> list[int]:
+        """The nodes to draw of the tree, ascending, each with its parent: all of a small tree."""
+        return sorted({*self.mask_nodes(), *self._walked()})
+
     def _walked(self) -> set[int]:
         """The nodes of both paths that are nodes of the tree, with those above them."""
         n = len(self.parents)
         nodes = [i for i in (*self.path, *(self.shown_path or ())) if 0 <= i < n]
         return {above for node in nodes for above in (node, *ancestors(self.parents, node))}
 
-    def _only(self) -> list[int]:
-        """The nodes to draw: all of a small tree; of a larger one what is wrong, and its path."""
+    def mask_nodes(self) -> list[int]:
+        """Rows and columns to draw of the mask, ascending: all of a small one; of a larger one
+        what is wrong, and its path."""
         n = len(self.parents)
         if n <= _WHOLE:
             return list(range(n))
@@ -123,7 +133,7 @@ def _beside(right: int, shown: int) -> str:
     return str(shown) if shown == right else f"({shown - right:+d}) {shown}"
 
 
-def _joined(path: tuple[int, ...]) -> str:
-    """An engine's path may be of any length."""
+def path_text(path: tuple[int, ...]) -> str:
+    """As in 0-2-3; an engine's path may be of any length, and is cut."""
     more = f"... ({len(path)} nodes)" if len(path) > _WHOLE else ""
     return "-".join(map(str, path[:_WHOLE])) + more

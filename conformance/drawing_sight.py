@@ -51,6 +51,7 @@ def _drawing(finding: Finding, case: GoldenCase, seen: Observation) -> Drawing |
     point, inputs = finding.place.point, case.inputs
     expectation = case.expectation(point)
     positions, mask = expectation.get("positions"), expectation.get("mask")
+    slots = expectation.get("slots")
     if positions is None or mask is None:
         return None
     number = int(point.removeprefix("chunk").removeprefix("round"))
@@ -59,9 +60,14 @@ def _drawing(finding: Finding, case: GoldenCase, seen: Observation) -> Drawing |
     path = tuple(range(n)) if is_chunk else _integers(expectation.get("path"))
     shown = {
         name: _shown(seen, name, None if truth is None else truth.shape)
-        for name, truth in (("positions", positions), ("mask", mask), ("path", None))
+        for name, truth in (
+            ("positions", positions),
+            ("mask", mask),
+            ("slots", slots),
+            ("path", None),
+        )
     }
-    shown_mask = shown["mask"]
+    shown_mask, moves = shown["mask"], seen.arrays.get(("moves", None))
     return Drawing(
         tokens=inputs.chunks[number] if is_chunk else inputs.rounds[number].tree.tokens,
         parents=tuple(range(-1, n - 1)) if is_chunk else inputs.rounds[number].tree.parents,
@@ -73,6 +79,9 @@ def _drawing(finding: Finding, case: GoldenCase, seen: Observation) -> Drawing |
         shown_positions=None if shown["positions"] is None else _integers(shown["positions"]),
         shown_mask=None if shown_mask is None else shown_mask.astype(bool),
         shown_path=None if shown["path"] is None else _integers(shown["path"]),
+        slots=_integers(slots),
+        shown_slots=None if shown["slots"] is None else _integers(shown["slots"]),
+        shown_moves=None if moves is None else _pairs(moves),
     )
 
 
@@ -98,6 +107,8 @@ def _rows(
         return (_parting(path, _shown(seen, "path", None)),)
     if stage.name in ("bonus", "root"):
         return path[-1:]
+    if stage.name == "copied" and actual is not None and actual.shape == (len(path),):
+        return tuple(node for node, same in zip(path, actual, strict=True) if not same)
     if expected is not None and actual is not None and _is_of_rows(stage, expected, actual):
         wrong = (expected != actual).reshape(len(expected), -1).any(axis=1)
         return _integers(np.flatnonzero(wrong))
@@ -127,6 +138,12 @@ def _parting(path: tuple[int, ...], shown: np.ndarray | None) -> int:
             break
         agreed += 1
     return path[max(agreed, 1) - 1]
+
+
+def _pairs(array: np.ndarray) -> tuple[tuple[int, int], ...] | None:
+    if array.dtype.kind not in "iu" or array.ndim != 2 or array.shape[1] != 2:
+        return None
+    return tuple((int(source), int(destination)) for source, destination in array)
 
 
 def _integers(array: np.ndarray | None) -> tuple[int, ...]:

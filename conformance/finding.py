@@ -8,6 +8,7 @@ from enum import Enum
 
 from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.conformance.drawing import Drawing
+from kdtr.conformance.excerpt import Excerpt
 from kdtr.conformance.plain_text import entry
 from kdtr.contract import rule
 
@@ -65,7 +66,9 @@ class Finding:
     n_rows     rows fed to the engine up to there: findings are told in this order
     blame      whose fault it must be, where a smoke case says so (smoke.py)
     excuse     of an excused finding, or of a near tie that is expected; else None
-    drawing    the round as a picture, where it was driven; no part of what makes findings equal
+    drawing    the round as a picture, where it was driven
+    excerpt    the numbers around the element that is named
+    Drawing and excerpt are no part of what makes findings equal.
     """
 
     verdict: Verdict
@@ -83,6 +86,7 @@ class Finding:
     blame: str = ""
     excuse: Excuse | None = None
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
+    excerpt: Excerpt | None = field(default=None, compare=False, repr=False)
 
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
         """The finding as text, without colour; of the rules in `told`, the ids alone."""

@@ -20,6 +20,7 @@ from kdtr.conformance.compare import (
 from kdtr.conformance.diagnosis import diagnose
 from kdtr.conformance.diagnosis_scene import Hint, Key, Scene
 from kdtr.conformance.drive import Driver, Mode, Pin
+from kdtr.conformance.excerpt import excerpt
 from kdtr.conformance.finding import CaseResult, Compared, Finding, Place, Verdict
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
@@ -103,6 +104,12 @@ class _At:
     layer: int | None
     expected: np.ndarray
     actual: np.ndarray
+
+    def bound(self) -> np.ndarray | None:
+        """The largest honest error of each row; None: compared exactly."""
+        if self.stage.exact:
+            return None
+        return self.shown.noise.bound(self.stage, self.layer, self.expected)
 
 
 class _CaseJudge:
@@ -238,7 +245,7 @@ class _CaseJudge:
             judged,
             at.expectation,
             self._config,
-            None if at.stage.exact else at.shown.noise.bound(at.stage, at.layer, at.expected),
+            at.bound(),
             tuple(self._alternatives.expectation(one) for one in points[: points.index(point)]),
             dict(at.shown.arrays),
             self._before,
@@ -290,7 +297,7 @@ class _CaseJudge:
         difference = compare_form(stage, expected, actual)
         walk = stage.source is Source.WALK and actual.ndim == expected.ndim
         if difference is not None and not (walk and actual.dtype.kind in "iu"):
-            return self._diagnosed(self._finding(at, difference), at, actual)
+            return self._diagnosed(self._finding(at, difference, actual), at, actual)
         tied: Finding | None = None
         for suspects in (False, True):
             judged = taint.judged(stage, expected, actual, suspects=suspects)
@@ -299,7 +306,7 @@ class _CaseJudge:
             found = difference or self._compare_values(at, judged).difference
             if found is None:
                 continue
-            finding = self._finding(at, found)
+            finding = self._finding(at, found, judged)
             decisions = at.shown.decisions(at.expectation)
             tie = decisions.near_tie(stage, at.layer, expected, judged)
             if tie is not None:
@@ -336,10 +343,10 @@ class _CaseJudge:
         return replace(finding, looks_like=_hints(self._scene(at, judged)))
 
     def _compare_values(self, at: _At, judged: np.ndarray) -> Comparison:
-        if at.stage.exact:
+        bound = at.bound()
+        if bound is None:
             comparison = compare_exact(at.expected, judged)
         else:
-            bound = at.shown.noise.bound(at.stage, at.layer, at.expected)
             comparison = compare_numeric(at.expected, judged, bound, at.stage.row_axes)
         self._count(at, comparison)
         return comparison
@@ -373,7 +380,7 @@ class _CaseJudge:
             Compared(at.shown.point, at.stage.name, at.layer, rows, headroom, same)
         )
 
-    def _finding(self, at: _At, difference: Difference) -> Finding:
+    def _finding(self, at: _At, difference: Difference, judged: np.ndarray) -> Finding:
         parents = at.expectation.get("parents")
         nodes = None if parents is None else tuple(int(p) for p in parents)
         where = "" if at.layer is None else f"layer {at.layer}"
@@ -388,6 +395,7 @@ class _CaseJudge:
             difference.expected,
             difference.actual,
             at.stage.rules,
+            excerpt=excerpt(at.stage, at.expected, judged, difference, at.bound()),
         )
 
     def _place(self, point: str) -> Place:

@@ -51,7 +51,8 @@ def print_report(
         for line in group_lines(group, bench, console.width, told):
             console.print(Text(line, style=_line_style(line)), soft_wrap=True)
         told.update(group.first.rules)
-    for line in (*_on_the_profile(gate.results), *_not_shown(gate.results)):
+    warning = profile_warning(gate.results)
+    for line in (*(("", warning) if warning else ()), *_not_shown(gate.results)):
         console.print(Text(line))
     for line in expected_lines(gate, console.width):
         console.print(Text(line), soft_wrap=True)
@@ -104,21 +105,26 @@ def expected_lines(gate: GateResult, width: int) -> Iterator[str]:
 _IDLE = 2.0**-7  # of a bound: the next finer dtype of storage is 8 times finer, float32 65,536
 
 
-def _on_the_profile(results: list[CaseResult]) -> Iterator[str]:
-    """A warning where the errors are those of another profile than the declared one."""
+def profile_warning(results: list[CaseResult]) -> str:
+    """Where the errors are those of another profile than the declared one; else ""."""
     headrooms = [r.headroom for r in results if r.headroom is not None and r.comparisons > 1]
     used = max(headrooms, default=1.0)
-    if 0 < used < _IDLE:
-        yield ""
-        yield (
-            f"the largest error is {used:.2g} of its bound: the engine is more precise than it "
-            "declares, and faults of that size pass; look at EngineInfo.profile"
-        )
+    if not 0 < used < _IDLE:
+        return ""
+    return (
+        f"the largest error is {used:.2g} of its bound: the engine is more precise than it "
+        "declares, and faults of that size pass; look at EngineInfo.profile"
+    )
+
+
+def unshown_stages(results: list[CaseResult]) -> set[str]:
+    """Of what was judged, the stages that the engine did not show."""
+    judged = [result for result in results if result.verdict is not Verdict.UNSUPPORTED]
+    return {name for result in judged for name in result.unshown}
 
 
 def _not_shown(results: list[CaseResult]) -> Iterator[str]:
-    judged = [result for result in results if result.verdict is not Verdict.UNSUPPORTED]
-    lines = unshown_lines(name for result in judged for name in result.unshown)
+    lines = unshown_lines(unshown_stages(results))
     if lines:
         yield ""
         yield "not shown, so neither passed nor failed; worth showing in this order:"

@@ -1,5 +1,7 @@
 """Why a group of findings looks as it does: explanations ranked, and how to tell one from the next.
 
+`explained` is the data, `hypothesis_lines` its text.
+
 Cases and modes are experiments that have been made: what fits the first finding and not another of
 the same fault is ruled out, and what the mode `forward` speaks for comes first.
 """
@@ -35,38 +37,75 @@ def ranked(group: Group, bench: Bench) -> list[Hypothesis]:
     return sorted(found, key=lambda one: bool(one.against))
 
 
-def hypothesis_lines(group: Group, bench: Bench, width: int) -> list[str]:
-    """Rivals numbered, with what tells one from the next; then what says where, more than why."""
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """An experiment that ends differently under explanations `names`, by their numbers."""
+
+    names: tuple[str, ...]
+    experiment: Experiment
+
+    def label(self) -> str:
+        """As in "1, 2 or 3"."""
+        return f"{', '.join(self.names[:-1])} or {self.names[-1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """Why a group looks as it does.
+
+    rivals     what explains enough to be the cause, best first: explanation 1, 2, ...
+    tellings   what tells each from the next
+    partial    what says where, more than why; and what would make it certain, where that is known
+    ruled_out  with what speaks against each
+    """
+
+    rivals: tuple[Hint, ...]
+    tellings: tuple[Telling, ...]
+    partial: tuple[tuple[Hint, Experiment | None], ...]
+    ruled_out: tuple[Hypothesis, ...]
+
+
+def explained(group: Group, bench: Bench) -> Explanations:
+    """What the first finding looks like, as far as the others leave it."""
     found = ranked(group, bench)
     left = [one.hint for one in found if not one.against]
-    rivals = [hint for hint in left if hint.fit >= FITS]
+    rivals = tuple(hint for hint in left if hint.fit >= FITS)
+    return Explanations(
+        rivals,
+        _tellings(rivals, group, bench),
+        tuple((hint, alone(hint, group.first, bench)) for hint in left if hint not in rivals),
+        tuple(one for one in found if one.against),
+    )
+
+
+def hypothesis_lines(group: Group, bench: Bench, width: int) -> list[str]:
+    """Rivals numbered, with what tells one from the next; then what says where, more than why."""
+    found = explained(group, bench)
     text: list[str] = []
-    for number, hint in enumerate(rivals, start=1):
+    for number, hint in enumerate(found.rivals, start=1):
         label = "looks like" if number == 1 else "or like"
-        text += entry(label, f"{number}: {hint}" if len(rivals) > 1 else str(hint), width)
-    for label, experiment in _tellings(rivals, group, bench):
-        text += _experiment_lines(label, experiment, width)
-    for hint in left:
-        if hint not in rivals:
-            text += entry("looks like", str(hint), width)
-            text += _experiment_lines("to be sure", alone(hint, group.first, bench), width)
-    for one in found:
-        if one.against:
-            text += entry("not", f"{one.hint.says}: {one.against}", width)
+        text += entry(label, f"{number}: {hint}" if len(found.rivals) > 1 else str(hint), width)
+    for telling_ in found.tellings:
+        text += _experiment_lines(telling_.label(), telling_.experiment, width)
+    for hint, experiment in found.partial:
+        text += entry("looks like", str(hint), width)
+        text += _experiment_lines("to be sure", experiment, width)
+    for one in found.ruled_out:
+        text += entry("not", f"{one.hint.says}: {one.against}", width)
     return text
 
 
-def _tellings(rivals: list[Hint], group: Group, bench: Bench) -> list[tuple[str, Experiment]]:
-    """What tells each from the next, and its label; an experiment that tells several, once."""
-    found: list[tuple[list[str], Experiment]] = []
+def _tellings(rivals: tuple[Hint, ...], group: Group, bench: Bench) -> tuple[Telling, ...]:
+    """Each rival against the next; an experiment that tells several, once."""
+    found: list[Telling] = []
     for number, both in enumerate(pairwise(rivals), start=1):
         names = (str(number), str(number + 1))
         experiment = telling(*both, names, group.first, bench)
-        if found and found[-1][1] == experiment:
-            found[-1][0].append(names[1])
+        if found and found[-1].experiment == experiment:
+            found[-1] = Telling((*found[-1].names, names[1]), experiment)
         else:
-            found.append(([*names], experiment))
-    return [(f"{', '.join(names[:-1])} or {names[-1]}", one) for names, one in found]
+            found.append(Telling(names, experiment))
+    return tuple(found)
 
 
 def _experiment_lines(label: str, experiment: Experiment | None, width: int) -> list[str]:

@@ -35,7 +35,7 @@ def case_table(results: list[CaseResult], width: int = 80) -> Group:
 
     A bundle's name has a line of its own: as a cell it would be broken in the middle of a word.
     """
-    modes = _modes(results)
+    modes = modes_of(results)
     by_case: dict[tuple[str, str], dict[str, CaseResult]] = {}
     for result in results:
         by_case.setdefault((result.bundle, result.case), {})[result.mode] = result
@@ -83,7 +83,7 @@ def _rows(widths: list[int], gap: int, rows: list[list[Text]]) -> Table:
     return table
 
 
-def _modes(results: list[CaseResult]) -> list[str]:
+def modes_of(results: list[CaseResult]) -> list[str]:
     """Those that ran, in the order of MODES; then `load` and `close`, where a model failed."""
     ran = dict.fromkeys(result.mode for result in results)
     return [mode for mode in MODE if mode in ran] + [mode for mode in ran if mode not in MODE]
@@ -98,8 +98,15 @@ def _cell(result: CaseResult | None) -> Text:
 
 def below_the_table(results: list[CaseResult], width: int) -> Iterator[str]:
     """What its marks mean, where they occur."""
+    yield from not_offered(results)
+    yield from blocked(results)
+    yield from _xrayed(results, width)
+
+
+def not_offered(results: list[CaseResult]) -> Iterator[str]:
+    """Modes, cases and checks that were left out, and the verbs that they need."""
     cases: dict[tuple[str, ...], list[str]] = {}  # by what they need, beyond what their mode needs
-    for mode in _modes([result for result in results if result.mode != XRAY]):
+    for mode in modes_of([result for result in results if result.mode != XRAY]):
         of_mode = [result for result in results if result.mode == mode]
         unsupported = [result for result in of_mode if result.verdict is Verdict.UNSUPPORTED]
         common: set[str] = set()
@@ -117,11 +124,9 @@ def below_the_table(results: list[CaseResult], width: int) -> Iterator[str]:
     left_out = sorted({verb for result in scripts for verb in result.unshown})
     if left_out:
         yield f"{SCRIPT}: without the checks that need {', '.join(left_out)}"
-    yield from _blocked(results)
-    yield from _xrayed(results, width)
 
 
-def _blocked(results: list[CaseResult]) -> Iterator[str]:
+def blocked(results: list[CaseResult]) -> Iterator[str]:
     """Points after a finding of their own case; then whole cases, and by what."""
     own = sum(result.blocked for result in results if not result.blocked_by)
     if own:

@@ -50,18 +50,31 @@ _GROUPS = (
 )
 
 
-def unshown_lines(unshown: Iterable[str]) -> list[str]:
-    """One line for each thing that would show some of these stages."""
+@dataclass(frozen=True, slots=True)
+class Unshown:
+    """Stages that are not shown, in a few words; what would show them; and what one would learn."""
+
+    what: str
+    by: str
+    tells: str
+
+
+def unshown_groups(unshown: Iterable[str]) -> list[Unshown]:
+    """One for each thing that would show some of these stages, the most telling first."""
     left = set(unshown)
-    lines = []
-    for group in _GROUPS:
-        missing = left & group.names
-        if missing:
-            lines.append(f"  {_what(group, missing):<29} {group.by:<11} {group.tells}")
-    return lines
+    return [
+        Unshown(_what(group, left & group.names), group.by, group.tells)
+        for group in _GROUPS
+        if left & group.names
+    ]
 
 
-def _what(group: _Group, missing: set[str]) -> str:
+def unshown_lines(unshown: Iterable[str]) -> list[str]:
+    """The same as lines in columns."""
+    return [f"  {one.what:<29} {one.by:<11} {one.tells}" for one in unshown_groups(unshown)]
+
+
+def _what(group: _Group, missing: set[str] | frozenset[str]) -> str:
     if not group.names.issuperset(group.first):
         return group.first[0]
     named = [name for name in group.first if name in missing] or sorted(missing)[:2]
