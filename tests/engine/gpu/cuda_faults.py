@@ -273,13 +273,13 @@ def _padding_keeps_its_rows(engine: Any) -> None:
 def _padding_is_walkable(engine: Any) -> None:
     """Nodes of padding are children of the root, with a token each (EDGE-3).
 
-    The bucket is large and the tokens are around 377, the root's target in the first round of
-    tiny's `orders`, which no child of the root has there: a filler is accepted, and nothing else
-    could be.
+    The bucket is large and the tokens are around 88, the root's target in the third round of
+    tiny's `star`, which no child of the root has there: a filler is accepted. Where a child has
+    the target too, the two race.
     """
 
     def change(memory: dict[Any, Any], host: np.ndarray, n: int, count: int) -> None:
-        host[4 + count : 4 + n] = (320 + np.arange(n - count)) % memory["vocab_size"]
+        host[4 + count : 4 + n] = (60 + np.arange(n - count)) % memory["vocab_size"]
         host[4 + 2 * n + count : 4 + 3 * n] = 0
 
     _staging(engine, change, row_bucket=lambda n: 129)

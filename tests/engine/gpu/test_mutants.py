@@ -22,8 +22,9 @@ from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_kernels import CudaKernels
 
 BASE = Path(kdtr.conformance.__file__).parent / "corpus" / "base.kdtr"
-# Of tiny and base: lone roots, smaller trees after larger ones of a bucket, more than 64 nodes.
-CASES = ("ar", "orders", "scattered", "long")
+# Of tiny and base: lone roots, smaller trees after larger ones of a bucket, more than 64 nodes, and
+# a root whose target no child has.
+CASES = ("ar", "orders", "scattered", "long", "star")
 GENERAL = [name for name, fault in FAULTS.items() if fault.seen_at and not fault.fast]
 FAST = [name for name, fault in FAULTS.items() if fault.seen_at and fault.fast]
 # Five tiles: of four splits three are in use, two in the light block. What nothing wrote is NaN.
