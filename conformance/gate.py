@@ -24,6 +24,7 @@ from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
 
 Progress = Callable[[str], None]
+OfCase = Callable[[Any, CaseInput], Any]  # the model as a case is given it; None: it has no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,14 @@ def run_gate(
     progress: Progress = lambda _: None,
     command: str = "kdtr",
     xray: bool = False,
+    modes: Sequence[Mode] = MODES,
+    of_case: OfCase = lambda model, _: model,
 ) -> GateResult:
     """Judge the engine. `engine_name`, `options` and `command` are for the reproduction lines.
 
-    xray  whether the x-ray models are read too
+    xray     whether the x-ray models are read too
+    modes    in which cases are driven, as far as they are selected
+    of_case  the model that a case is driven on; None where the engine was not asked that case
     Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
     CaseError for a selection that selects nothing.
     """
@@ -104,7 +109,7 @@ def run_gate(
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
         for bundle in opened:
-            _judge_bundle(gate, engine, bundle, selection, progress)
+            _judge_bundle(gate, engine, bundle, selection, progress, modes, of_case)
     finally:
         for bundle in opened:
             bundle.close()
@@ -133,6 +138,8 @@ def _judge_bundle(
     bundle: GoldenBundle,
     selection: Selection,
     progress: Progress,
+    modes: Sequence[Mode],
+    of_case: OfCase,
 ) -> None:
     name = str(bundle.path)
     try:
@@ -151,8 +158,12 @@ def _judge_bundle(
     for case in smoke_first(bundle.cases):
         if not selection.takes(case.inputs):
             continue
+        given = of_case(model, case.inputs)
+        if given is None:
+            gate.results += [_unanswered(name, case.inputs, mode) for mode in modes]
+            continue
         noise = floor.case(case)
-        for mode in _modes(selection):
+        for mode in _selected(modes, selection):
             if not mode.applies(case.inputs):
                 continue
             if not mode.traces and not info.stages:  # every mode runs it as it ships
@@ -163,7 +174,7 @@ def _judge_bundle(
                 sight = Sight()
                 watched = sight.watching(mode)
                 result = judge_case(
-                    name, model, info, bundle.config, case, noise, watched, selection.until
+                    name, given, info, bundle.config, case, noise, watched, selection.until
                 )
                 result.findings = [
                     sight.drawn(placed(finding, info, case), case) for finding in result.findings
@@ -188,8 +199,14 @@ def _model_error(bundle: str, verb: str, text: str, *, blocked: int = 0) -> Case
     return CaseResult(bundle, "all", verb, Verdict.ERROR, blocked=blocked, findings=[finding])
 
 
-def _modes(selection: Selection) -> list[Mode]:
-    return [mode for mode in MODES if not selection.modes or mode.name in selection.modes]
+def _unanswered(bundle: str, case: CaseInput, mode: Mode) -> CaseResult:
+    result = CaseResult(bundle, case.alias, mode.name, Verdict.UNSUPPORTED)
+    result.unshown.add("answers")
+    return result
+
+
+def _selected(modes: Sequence[Mode], selection: Selection) -> list[Mode]:
+    return [mode for mode in modes if not selection.modes or mode.name in selection.modes]
 
 
 def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
