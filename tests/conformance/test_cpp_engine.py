@@ -203,7 +203,7 @@ def test_the_24_golden_tokens_by_plain_decoding_and_by_trees(
 
     for case in same:
         found = tokens_of(out, f"answer/{case.inputs.alias}", len(case.inputs.rounds))
-        assert expected == found, case.inputs.alias
+        assert expected == found[:24], case.inputs.alias
     assert {"ar", "chain", "y-tree", "star", "scattered", "orders", "wide"} <= {
         case.inputs.alias for case in same
     }
