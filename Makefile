@@ -33,7 +33,7 @@ CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
 .PHONY: _gate-gpu _bench-gpu
-.PHONY: help setup kernels gate-gpu bench-gpu gate test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
+.PHONY: help setup kernels gate-gpu bench-gpu gate peers test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -46,6 +46,14 @@ help: ## list the verbs
 gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine against the golden bundles
 	$(RUN_GATE) $(ARGS)
 	@echo "make gate: passed, $(elapsed) in all"
+
+# Engines of another make, one line each.
+PEERS := \
+  tests/conformance/test_cpp_engine.py
+
+peers: $(VENV)/ready-test $(TINY) ## judge engines of another make on all bundles: C++, over stdio and files
+	KDTR_PEERS=1 $(PYTEST) -rsP $(PEERS) $(ARGS)
+	@echo "make peers: passed, $(elapsed) in all"
 
 test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
 	KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)

@@ -24,7 +24,7 @@ from rich.console import Console
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
-from kdtr.conformance.drive import MODE
+from kdtr.conformance.drive import MODES
 from kdtr.conformance.engine_loader import importable_here, load_engine, option_names
 from kdtr.conformance.engine_options import engine_options
 from kdtr.conformance.expectations_draft import draft, new_draft
@@ -36,6 +36,12 @@ from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.mutants.mutants_cli import add_mutants_arguments, mutants_command
+from kdtr.conformance.offline_cli import (
+    add_judge_arguments,
+    add_questions_arguments,
+    judge_command,
+    questions_command,
+)
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
@@ -126,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         action="append",
         default=[],
-        choices=[*MODE, SCRIPT],
+        choices=[*(mode.name for mode in MODES), SCRIPT],
         help="only this mode; repeatable",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
@@ -187,6 +193,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.set_defaults(command=_export)
     add_export_arguments(export)
+    questions = verbs.add_parser(
+        "questions", help="write the questions of a golden bundle, for an engine that reads a file"
+    )
+    questions.set_defaults(command=_questions)
+    add_questions_arguments(questions)
+    judge = verbs.add_parser("judge", help="judge the answers that an engine wrote to a file")
+    judge.set_defaults(command=_judge_file)
+    add_judge_arguments(judge)
     server = verbs.add_parser(
         "serve-engine",
         help="serve an engine over standard input and output",
@@ -261,6 +275,23 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if drafted is not None:
         drafted.write_text(draft(result.findings), encoding="utf-8")
     for line in reports.write(info, result, seconds, known):
+        print(line)
+    return PASSED if result.passed else FAILED
+
+
+def _questions(args: argparse.Namespace) -> int:
+    print(questions_command(args))
+    return PASSED
+
+
+def _judge_file(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    reports = begin_reports(args, [_command(), *args.words], args.answers, [args.against])
+    with _Progress() as progress:
+        info, result = judge_command(args, progress.show, _command())
+    seconds = time.perf_counter() - start
+    print_report(_console(), info, result, seconds)
+    for line in reports.write(info, result, seconds, frozenset()):
         print(line)
     return PASSED if result.passed else FAILED
 

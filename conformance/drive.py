@@ -129,8 +129,7 @@ def _forward_chunk(driver: Driver, tokens: tuple[int, ...], pin: Pin, seen: Obse
 def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) -> None:
     """build, verify, accept, commit, one by one; the golden path is committed."""
     session = driver.session
-    if entry.draft_logits is not None and driver.offers("build"):
-        seen.put_build(session.build(entry.draft_logits, entry.budget or 0))
+    _build(driver, entry, seen)
     verified = session.verify(entry.tree, **driver.tracing(seen))
     seen.put_verified(verified, len(entry.tree), driver.config.vocab_size)
     driver.look_untouched(seen)
@@ -148,6 +147,17 @@ def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None
     seen.put_acceptance("round()", done.acceptance)
     seen.put_emitted(done.emitted)
     driver.look(seen, done.acceptance.path)
+
+
+def _played(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) -> None:
+    """build, then round(): all that a file of answers can hold, in one pass."""
+    _build(driver, entry, seen)
+    _fused(driver, entry, pin, seen)
+
+
+def _build(driver: Driver, entry: RoundInput, seen: Observation) -> None:
+    if entry.draft_logits is not None and driver.offers("build"):
+        seen.put_build(driver.session.build(entry.draft_logits, entry.budget or 0))
 
 
 def _decode(driver: Driver, _: RoundInput, __: Pin, seen: Observation) -> None:
@@ -237,4 +247,13 @@ MODES: tuple[Mode, ...] = (
         _hides_walk,
     ),
 )
-MODE = {mode.name: mode for mode in MODES}
+# Of engines that were asked by a file (offline_engine.py): they live with their own decisions.
+OFFLINE = Mode(
+    "offline",
+    frozenset({"prefill", "round"}),
+    False,
+    _prefill,
+    _played,
+    partial(_hides, frozenset()),
+)
+MODE = {mode.name: mode for mode in (*MODES, OFFLINE)}

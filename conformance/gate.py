@@ -11,10 +11,11 @@ from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
+from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.expectations import Expectations
 from kdtr.conformance.expectations_outcome import unmet
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.judge_bundle import BundleJudge, Progress, Question, questions
+from kdtr.conformance.judge_bundle import BundleJudge, OfCase, Progress, Question, questions
 from kdtr.conformance.state_script import CASE, SCRIPT
 from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
@@ -32,7 +33,7 @@ class Selection:
         """Whether the case is selected, by alias or id."""
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
 
-    def of(self, bundle: GoldenBundle) -> list[Question]:
+    def of(self, bundle: GoldenBundle, modes: Sequence[Mode] = MODES) -> list[Question]:
         """What the gate asks of the bundle, as far as it is selected."""
         cases = {case.inputs.alias: case.inputs for case in bundle.cases}
 
@@ -42,7 +43,7 @@ class Selection:
             by_mode = not self.modes or question.mode in self.modes
             return by_mode and self.takes(cases[question.case])
 
-        return [question for question in questions(bundle.cases) if takes(question)]
+        return [question for question in questions(bundle.cases, modes) if takes(question)]
 
     def takes_script(self) -> bool:
         """Whether the script of state_script.py is selected: as case and mode, or by neither."""
@@ -122,11 +123,15 @@ def run_gate(
     progress: Progress = lambda _: None,
     command: str = "kdtr",
     xray: bool = False,
+    modes: Sequence[Mode] = MODES,
+    of_case: OfCase = lambda model, _: model,
     expectations: Expectations | None = None,
 ) -> GateResult:
     """Judge the engine. `engine_name`, `options` and `command` are for the reproduction lines.
 
     xray          whether the x-ray models are read too
+    modes         in which cases are driven, as far as they are selected
+    of_case       the model that a case is driven on; None where the engine was not asked that case
     expectations  what the engine is known to do wrong
     Raises BundleError for a file that is not a golden bundle, before the engine sees any, and
     CaseError for a selection that selects nothing.
@@ -138,8 +143,14 @@ def run_gate(
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
         for bundle in opened:
-            asked = selection.of(bundle)
-            judge = BundleJudge(engine, bundle, asked, until=selection.until, progress=progress)
+            judge = BundleJudge(
+                engine,
+                bundle,
+                selection.of(bundle, modes),
+                until=selection.until,
+                progress=progress,
+                of_case=of_case,
+            )
             gate.results += judge.all()
     finally:
         for bundle in opened:

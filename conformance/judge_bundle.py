@@ -7,11 +7,12 @@ the same verdicts, because what a verdict takes for granted (smoke.py) is judged
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
+from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drawing_sight import Sight
-from kdtr.conformance.drive import MODE, MODES
+from kdtr.conformance.drive import MODE, MODES, Mode
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
@@ -22,6 +23,8 @@ from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.contract import Engine, EngineInfo, Model
 
 Progress = Callable[[str], None]
+# The model as a case is given it; None: it has no answer.
+OfCase = Callable[[Any, CaseInput], Any]
 
 
 class Question(NamedTuple):
@@ -31,13 +34,13 @@ class Question(NamedTuple):
     mode: str
 
 
-def questions(cases: Iterable[GoldenCase]) -> list[Question]:
+def questions(cases: Iterable[GoldenCase], modes: Sequence[Mode] = MODES) -> list[Question]:
     """What the gate asks of a bundle, in its order: smoke first, the script last."""
     in_order = smoke_first(cases)
     asked = [
         Question(case.inputs.alias, mode.name)
         for case in in_order
-        for mode in MODES
+        for mode in modes
         if mode.applies(case.inputs)
     ]
     if any(suits(case.inputs) for case in in_order):
@@ -48,7 +51,8 @@ def questions(cases: Iterable[GoldenCase]) -> list[Question]:
 class BundleJudge:
     """Judges the questions `asked` of an open bundle, each once; only these block one another.
 
-    until  the last point of each case, "round2"; None: all
+    until    the last point of each case, "round2"; None: all
+    of_case  the model that a case is driven on; None where the engine was not asked that case
     The model is loaded when it is first needed, and again after `close`.
     """
 
@@ -60,12 +64,14 @@ class BundleJudge:
         *,
         until: str | None = None,
         progress: Progress = lambda _: None,
+        of_case: OfCase = lambda model, _: model,
     ) -> None:
         self._engine = engine
         self._bundle = bundle
         self._asked = asked
         self._until = until
         self._progress = progress
+        self._of_case = of_case
         self._name = str(bundle.path)
         self._cases = {case.inputs.alias: case for case in bundle.cases}
         self._results: dict[Question, CaseResult | None] = {}
@@ -146,15 +152,18 @@ class BundleJudge:
         case, mode = self._cases[question.case], MODE[question.mode]
         if not mode.traces and not self._info.stages:  # every mode runs it as it ships
             return None
+        assert self._model is not None
+        model = self._of_case(self._model, case.inputs)
+        if model is None:
+            return _unanswered(self._name, question)
         blocked = self._smoke.blocked(case.inputs, mode.name)
         if blocked is not None:
             return blocked
-        assert self._model is not None
         self._progress(f"{case.inputs.alias} / {mode.name}")
         sight, info = Sight(), self._info
         result = judge_case(
             self._name,
-            self._model,
+            model,
             info,
             self._bundle.config,
             case,
@@ -190,3 +199,9 @@ class BundleJudge:
 def _model_error(bundle: str, verb: str, text: str, *, blocked: int = 0) -> CaseResult:
     finding = Finding(Verdict.ERROR, Place(bundle, "all", verb, verb), verb, text)
     return CaseResult(bundle, "all", verb, Verdict.ERROR, blocked=blocked, findings=[finding])
+
+
+def _unanswered(bundle: str, question: Question) -> CaseResult:
+    result = CaseResult(bundle, question.case, question.mode, Verdict.UNSUPPORTED)
+    result.unshown.add("answers")
+    return result

@@ -57,7 +57,8 @@ def _stages_to_show(finding: Finding, info: EngineInfo) -> str:
             "if verify() returned logits they were right, and the argmax is wrong; if not, return "
             f"them, and show the {_stages(layout)}"
         )
-    by_walk = ["targets"] if mode.name == "round" and finding.stage in ("path", "bonus") else []
+    walks = mode.name in ("round", "offline") and finding.stage in ("path", "bonus")
+    by_walk = ["targets"] if walks else []
     if layout:
         faults = [stage.removesuffix("s") for stage in layout] + ["walk"] * len(by_walk)
         return (

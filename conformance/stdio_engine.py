@@ -4,16 +4,20 @@ One process serves all models and sessions. When it is gone (a crash, no reply i
 its stdout) its sessions are lost, and the next `load` or `open` starts another one: `open` loads
 its model there again, so that one bad case does not take the others with it. A model that does not
 come back is given up. Refusals arrive in the engine's own class and words.
+
+With `isolate` each session has a process of its own, which ends with it: nothing that a case leaves
+behind (a cache, a stale page, a half-dead device context) reaches the next.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from kdtr.conformance import stdio_inputs as inputs
 from kdtr.conformance.stdio_connection import Connection
@@ -29,11 +33,16 @@ class StdioEngine:
     """`command` is started at once and asked what it offers. Also a context manager.
 
     timeout_s  for each request, `load` too
+    isolate    a process for each session
     """
 
-    def __init__(self, command: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, command: str, *, timeout_s: float = TIMEOUT_S, isolate: bool = False
+    ) -> None:
         self._command = _words(command)
         self._timeout_s = _seconds(timeout_s)
+        self.isolate = _flag(isolate)
+        self._others: WeakSet[Connection] = WeakSet()
         self._models = 0
         self._closed = False
         self._connection = self._started()
@@ -50,12 +59,16 @@ class StdioEngine:
         if self._closed:
             raise EngineError("the engine is closed; make another one")
         if self._connection.is_gone:
-            connection = self._started()
-            if connection.info != self.info:
-                connection.close()
-                raise EngineError("the engine, started again, says other things of itself")
-            self._connection = connection
+            self._connection = self._started_again()
         return self._connection
+
+    def another(self) -> Connection:
+        """A process more, for one session."""
+        if self._closed:
+            raise EngineError("the engine is closed; make another one")
+        connection = self._started_again()
+        self._others.add(connection)
+        return connection
 
     def close(self) -> None:
         """End the process; again is harmless. Also done when the engine is forgotten, and at exit.
@@ -63,7 +76,8 @@ class StdioEngine:
         Sessions and models keep it alive.
         """
         self._closed = True
-        self._connection.close()
+        for connection in (self._connection, *self._others):
+            connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +89,13 @@ class StdioEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _started_again(self) -> Connection:
+        connection = self._started()
+        if connection.info != self.info:
+            connection.close()
+            raise EngineError("the engine, started again, says other things of itself")
+        return connection
 
     def _started(self) -> Connection:
         try:
@@ -96,6 +117,7 @@ class StdioModel:
         self._config: ModelConfig | None = None
         self._lost: EngineError | None = None
         self._connection = connection
+        self._had_session = False
         try:
             self._path = self._written(source)
             self._load(connection)
@@ -115,12 +137,16 @@ class StdioModel:
 
     def open(self, *, max_len: int) -> StdioSession:
         slots = inputs.number("max_len", max_len)
-        if self._connection.is_gone:
-            self._load_again()
+        alone = self._engine.isolate
+        if alone and self._had_session:
+            self._load_again(self._engine.another)
+        elif self._connection.is_gone:
+            self._load_again(self._engine.connected)
+        self._had_session = True
         number = self._connection.new_session()
         fields = {"model": self._number, "session": number, "max_len": slots}
         self._connection.ask("open", fields)
-        return StdioSession(self._connection, number, self._width)
+        return StdioSession(self._connection, number, self._width, alone=alone)
 
     def close(self) -> None:
         """Nothing to do where the process is gone."""
@@ -132,11 +158,11 @@ class StdioModel:
         connection.ask("load", {"model": self._number, "source": self._path})
         self._connection = connection
 
-    def _load_again(self) -> None:
+    def _load_again(self, connect: Callable[[], Connection]) -> None:
         if self._lost is not None:
             raise self._lost
         try:
-            self._load(self._engine.connected())
+            self._load(connect())
         except KdtrError as error:
             text = f"the engine was started again, but {error}; the model is given up"
             self._lost = EngineError(text)
@@ -159,12 +185,12 @@ class StdioModel:
 
 
 def make_stdio_engine(command: str, options: Mapping[str, Any]) -> StdioEngine:
-    """For `stdio:COMMAND`: the client's option is timeout_s, all others belong into the command."""
-    unknown = [name for name in options if name != "timeout_s"]
+    """For `stdio:COMMAND`: the client's options are few, all others belong into the command."""
+    unknown = [name for name in options if name not in ("timeout_s", "isolate")]
     if unknown:
         raise EngineError(
             f"engine stdio:{command}: the client has no option {', '.join(unknown)}; expected "
-            "timeout_s, or the engine's own options within the command"
+            "timeout_s, isolate, or the engine's own options within the command"
         )
     return StdioEngine(command, **options)
 
@@ -184,3 +210,9 @@ def _seconds(timeout_s: object) -> float:
     if not is_number or not 0 < timeout_s < math.inf:  # type: ignore[operator]  # a number here
         raise EngineError(f"timeout_s = {timeout_s!r}; expected a number of seconds above 0")
     return float(timeout_s)  # type: ignore[arg-type]
+
+
+def _flag(isolate: object) -> bool:
+    if not isinstance(isolate, bool):
+        raise EngineError(f"isolate = {isolate!r}; expected True or False")
+    return isolate

@@ -145,9 +145,17 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The object in a line. ValueError, with the reason, for everything else."""
+    """The object in a line. ValueError, with the reason, for everything else.
+
+    >>> decode('{"id":7}'.encode("utf-16"))
+    Traceback (most recent call last):
+    ValueError: it is not UTF-8: invalid start byte at byte 0
+    """
     try:
-        message = json.loads(line, object_pairs_hook=_once, parse_constant=_no_constant)
+        text = line.decode("utf-8")  # json.loads would take UTF-16 and UTF-32 too
+        message = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(message, dict):

@@ -21,6 +21,7 @@ from kdtr.contract import (
     KdtrError,
     LogicalCache,
     Round,
+    SessionError,
     Trace,
     UnsupportedError,
     Verified,
@@ -31,10 +32,15 @@ class StdioSession:
     """A `Session` of the contract.
 
     width  of the logits, where it is known without reading the model's source
+    alone  whether the process is this session's own, and ends with it
     """
 
-    def __init__(self, connection: Connection, number: int, width: int | None) -> None:
+    def __init__(
+        self, connection: Connection, number: int, width: int | None, *, alone: bool = False
+    ) -> None:
         self._width = width
+        self._alone = alone
+        self._closed = False
         self._connection = connection
         self._number = number
 
@@ -132,6 +138,9 @@ class StdioSession:
         """Nothing to do where the process is gone."""
         if not self._connection.is_gone:
             self._ask("close")
+        if self._alone:
+            self._closed = True
+            self._connection.close()
 
     def _offered(self, verb: str) -> None:
         if verb not in self._connection.info.verbs:
@@ -140,6 +149,8 @@ class StdioSession:
     def _ask(
         self, verb: str, fields: Mapping[str, Any] | None = None, **files: Any
     ) -> tuple[Mapping[str, Any], dict[str, np.ndarray]]:
+        if self._closed:  # the engine that would say so is gone too
+            raise SessionError("the session is closed; open another")
         return self._connection.ask(verb, {"session": self._number, **(fields or {})}, **files)
 
     def _forward(

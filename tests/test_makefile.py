@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VERBS = [
     "help",
     "gate",
+    "peers",
     "test",
     "properties",
     "campaign",

@@ -251,8 +251,8 @@ def test_an_entry_point_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_command_takes_the_client_s_option_alone() -> None:
     assert (
-        "engine stdio:true: the client has no option page_size; expected timeout_s, or the "
-        "engine's own options within the command"
+        "engine stdio:true: the client has no option page_size; expected timeout_s, isolate, "
+        "or the engine's own options within the command"
     ) == refusal("stdio:true", page_size=3, timeout_s=3)
 
 
@@ -260,6 +260,13 @@ def test_a_command_takes_the_client_s_option_alone() -> None:
 def test_a_time_that_is_none(timeout_s: object) -> None:
     assert (f"timeout_s = {timeout_s!r}; expected a number of seconds above 0") == refusal(
         "stdio:true", timeout_s=timeout_s
+    )
+
+
+@pytest.mark.parametrize("isolate", [1, "yes", None])
+def test_an_isolate_that_is_no_flag(isolate: object) -> None:
+    assert f"isolate = {isolate!r}; expected True or False" == refusal(
+        "stdio:true", isolate=isolate
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kdtr.conformance.drive import MODE
+from kdtr.conformance import drive
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.finding_groups import in_order
 from kdtr.conformance.gate import GateResult
@@ -17,7 +17,7 @@ from kdtr.conformance.report import closing_line, print_report
 from kdtr.contract import EngineInfo, NumericProfile, rule
 
 INFO = EngineInfo("mine", "1", "cpu", NumericProfile(), frozenset({"verify"}))
-MODES = (*MODE, "script")
+MODES = (*(mode.name for mode in drive.MODES), "script")  # those that run together
 
 
 def report(results: list[CaseResult], width: int = 80) -> list[str]:

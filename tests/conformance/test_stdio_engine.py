@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from left_behind import group_lives, in_folder, watched
 
 from kdtr.conformance import load_engine, stdio_process, stdio_tensors
 from kdtr.conformance.stdio_engine import StdioEngine
@@ -28,6 +28,7 @@ from kdtr.contract import (
     DraftTree,
     EngineError,
     InputError,
+    SessionError,
     TreeError,
     UnsupportedError,
 )
@@ -44,9 +45,7 @@ def command(fault: str, verb: str = "prefill") -> str:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All temporary files of a test go here."""
-    monkeypatch.setattr(stdio_tensors, "_MEMORY", tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    in_folder(monkeypatch, tmp_path)
     return tmp_path
 
 
@@ -57,8 +56,11 @@ def start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     pids = watched(monkeypatch)
     engines: list[StdioEngine] = []
 
-    def start(fault: str, verb: str = "prefill", timeout_s: float = 20) -> StdioEngine:
-        engines.append(StdioEngine(command(fault, verb), timeout_s=timeout_s))
+    def start(
+        fault: str, verb: str = "prefill", timeout_s: float = 20, isolate: bool = False
+    ) -> StdioEngine:
+        line = command(fault, verb)
+        engines.append(StdioEngine(line, timeout_s=timeout_s, isolate=isolate))
         return engines[-1]
 
     yield start
@@ -67,30 +69,6 @@ def start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     assert pids
     assert [] == [pid for pid in pids if group_lives(pid)]
     assert [] == list(scratch.iterdir())
-
-
-def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes that are started from here on."""
-    pids: list[int] = []
-    original = subprocess.Popen
-
-    def started(*args: Any, **kwargs: Any) -> Any:
-        child = original(*args, **kwargs)
-        if kwargs.get("start_new_session"):
-            pids.append(child.pid)
-        return child
-
-    monkeypatch.setattr(stdio_process.subprocess, "Popen", started)
-    return pids
-
-
-def group_lives(pid: int) -> bool:
-    """Whether a process of the group runs; a zombie that init has not waited for does not."""
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True, check=True
-    )
-    rows = [line.split() for line in listed.stdout.splitlines()]
-    return any(group == str(pid) and not state.startswith("Z") for group, state in rows)
 
 
 def session(engine: StdioEngine, source: Any = "some/path") -> Any:
@@ -143,6 +121,11 @@ def test_an_honest_engine(start: Start) -> None:
         ),
         ("wrong_id", "the reply has id 8; expected 4, the request's" + SILENCE),
         ("no_id", "the reply has id null; expected 4, the request's" + SILENCE),
+        (
+            "utf_16",
+            "the engine wrote to stdout what is no reply: '\N{REPLACEMENT CHARACTER}",
+        ),
+        ("bom", "the engine wrote to stdout what is no reply: '\\ufeff{"),
         ("nan", 'the engine wrote to stdout what is no reply: \'{"id": 4, '),
         (
             "huge",
@@ -466,6 +449,31 @@ def test_a_model_that_does_not_load_again_is_given_up(start: Start, tmp_path: Pa
         ) == said
         assert said == failure(lambda: model.open(max_len=9))
         model.close()
+
+
+def test_each_session_in_a_process_of_its_own(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = watched(monkeypatch)
+    model = start("honest", isolate=True).load("some/path")
+
+    first, second = model.open(max_len=9), model.open(max_len=9)
+    assert 1 == first.prefill([3]) == second.prefill([3])
+    first.close()
+
+    assert [False, True] == [group_lives(pid) for pid in pids]
+    with pytest.raises(SessionError, match=r"^the session is closed; open another$"):
+        first.prefill([3])
+    assert 1 == second.prefill([3])
+
+
+def test_a_crash_in_a_process_of_its_own_leaves_the_others(start: Start) -> None:
+    model = start("crash", isolate=True).load("some/path")
+    first, second = model.open(max_len=9), model.open(max_len=9)
+
+    assert "SIGSEGV" in failure(lambda: first.prefill([3]))
+    assert (3, 1) == (second.committed_len, second.root)
+    assert 3 == model.open(max_len=9).committed_len
 
 
 def test_a_closed_engine(start: Start) -> None:

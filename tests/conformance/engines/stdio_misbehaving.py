@@ -104,6 +104,19 @@ def noise(number, verb):
     reply(number, verb)
 
 
+def utf_16(number, verb):
+    """Valid JSON, in an encoding that is not the protocol's; its reply ends with a newline."""
+    line = json.dumps({"id": number, "ok": ANSWERS.get(verb, {})})
+    sys.stdout.buffer.write(line.encode("utf-16") + b"\n")
+    sys.stdout.flush()
+
+
+def bom(number, verb):
+    line = json.dumps({"id": number, "ok": ANSWERS.get(verb, {})})
+    sys.stdout.buffer.write(line.encode("utf-8-sig") + b"\n")
+    sys.stdout.flush()
+
+
 def noise_after(number, verb):
     reply(number, verb)
     say("done in 3 ms")
