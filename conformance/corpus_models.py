@@ -121,7 +121,7 @@ def _stages() -> Template:
         "stages",
         "every stage of plain decoding",
         ("FWD-1", "FWD-2", "MLA-3", "NORM-1"),
-        (2,),
+        (4,),
         (_ROOT,) * 2,
         "stages",
     )

@@ -23,6 +23,7 @@ from kdtr.conformance import (
 from kdtr.conformance.diagnosis_attention import attention_twists
 from kdtr.conformance.diagnosis_experts import expert_twists
 from kdtr.conformance.diagnosis_forward import Setting, append, forward
+from kdtr.conformance.diagnosis_merges import merge_twists
 from kdtr.conformance.diagnosis_past import Past, wrong_commits
 from kdtr.conformance.diagnosis_projections import projection_twists
 from kdtr.conformance.diagnosis_scene import BY_CHANCE, FITS, Guess, Hint, Key, Ranked, Scene, weigh
@@ -90,6 +91,7 @@ def _twists(scene: Scene, past: Past) -> Iterator[Twist]:
     yield from _layout_twists(scene, past)
     yield from projection_twists(past)
     yield from attention_twists(past)
+    yield from merge_twists(past)
     yield from expert_twists(past)
     yield from _cache_twists(scene, past)
 
