@@ -24,6 +24,7 @@ from kdtr.conformance.diagnosis_attention import attention_twists
 from kdtr.conformance.diagnosis_experts import expert_twists
 from kdtr.conformance.diagnosis_forward import Setting, append, forward
 from kdtr.conformance.diagnosis_merges import merge_twists
+from kdtr.conformance.diagnosis_pages import page_twists
 from kdtr.conformance.diagnosis_past import Past, wrong_commits
 from kdtr.conformance.diagnosis_projections import projection_twists
 from kdtr.conformance.diagnosis_scene import BY_CHANCE, FITS, Guess, Hint, Key, Ranked, Scene, weigh
@@ -91,9 +92,11 @@ def _twists(scene: Scene, past: Past) -> Iterator[Twist]:
     yield from _layout_twists(scene, past)
     yield from projection_twists(past)
     yield from attention_twists(past)
+    yield from page_twists(past)
     yield from merge_twists(past)
     yield from expert_twists(past)
     yield from _cache_twists(scene, past)
+    yield from _prefill_twists(scene, past)
 
 
 def _is_decision(scene: Scene) -> bool:
@@ -137,6 +140,30 @@ def _cache_twists(scene: Scene, past: Past) -> Iterator[Twist]:
             yield Twist(says, wrong.rules, "cache_c_kv", rounds, wrong.specific)
     for says, how in diagnosis_attention.wrong_writes(past):
         yield Twist(f"before this point, {says}", ("SLOT-1",), "scores", past.before(how))
+
+
+def _prefill_twists(scene: Scene, past: Past) -> Iterator[Twist]:
+    """Positions and masks of the prompt's chunks, of which an engine may have shown the root."""
+    if ("cache_c_kv", None) in scene.seen_before:
+        return
+    told: dict[tuple[str, str], dict[int, Guess]] = {}
+    for number, one in enumerate(scene.history):
+        if one.get("parents") is not None:
+            continue
+        chunk = replace(scene, expectation=one, history=scene.history[:number])
+        for field, guesses in (
+            ("positions", diagnosis_layout.positions_guesses(chunk)),
+            ("mask", diagnosis_layout.mask_guesses(chunk)),
+        ):
+            for guess in guesses:
+                if not np.array_equal(guess.predicted, chunk.truth(field)):
+                    told.setdefault((field, guess.says), {})[number] = guess
+    for (field, says), chunks in told.items():
+        setting = past.after_others({i: {field: one.predicted} for i, one in chunks.items()})
+        verb = "attention was as if " if field == "mask" else ""
+        one = next(iter(chunks.values()))
+        text = f"in the prefill before this point {verb}{says}"
+        yield Twist(text, one.rules, "cache_c_kv", setting, one.specific)
 
 
 def _tried(scene: Scene, past: Past, twist: Twist) -> Ranked | None:

@@ -101,6 +101,19 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
     if n > 1:
         yield block("row i of the tree's block is that of row i + 1", np.roll(tree, -1, axis=0))
         yield block("row i of the tree's block is that of row i - 1", np.roll(tree, 1, axis=0))
+    for width in (8, 16, 32, 64, 128):
+        if n > width:
+            yield block(
+                f"the tree's block is kept in words of {width} bits: nodes j and j + {width} are "
+                "one bit",
+                _folded(tree, width),
+                3,
+            )
+            yield block(
+                f"the tree's block is kept in {width} bits: no node from {width} on is visible",
+                tree & (j < width),
+                3,
+            )
     if length:
         left = np.zeros_like(right)
         left[:, : length - 1] = True
@@ -125,6 +138,15 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
         "the tree's block is one column too far right: prefix columns end at L + 1", late, "MASK-2"
     )
     yield from _masks_of_the_past(scene, right, tree)
+
+
+def _folded(tree: np.ndarray, width: int) -> np.ndarray:
+    """Columns that are equal modulo `width` hold the same bit, set by any of them."""
+    n = len(tree)
+    bits = np.zeros((n, -(-n // width) * width), dtype=bool)
+    bits[:, :n] = tree
+    word = bits.reshape(n, -1, width).any(axis=1)
+    return np.asarray(word[:, np.arange(n) % width])
 
 
 def _masks_of_the_past(scene: Scene, right: np.ndarray, tree: np.ndarray) -> Iterator[Guess]:

@@ -16,8 +16,10 @@ from kdtr.conformance.diagnosis_forward import Array
 from kdtr.conformance.diagnosis_past import Past
 from kdtr.conformance.diagnosis_twist import Twist, twisted
 
-# Slots per split: every small one, and those that engines have.
-_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512)
+# Slots per split: what engines have, and where there are few slots every small one.
+_SIZES = (16, 32, 64, 128, 256, 512)
+_SMALL = (1, 2, 3, 4, 5, 6, 7, 8)
+_FEW = 32
 
 # Largest scores and sums [n, h, splits] to what the splits are weighed with, before the division.
 _Weigh = Callable[[Array, Array], Array]
@@ -27,7 +29,7 @@ def merge_twists(past: Past) -> Iterator[Twist]:
     """All of this file, for the scene's forward."""
     yield _merged(past, "softmax is not divided by the sum of its weights", _without_sum)
     slots = past.scene.committed_len + past.scene.n
-    for size in _SIZES:
+    for size in (*(_SMALL if slots <= _FEW else ()), *_SIZES):
         if size >= slots:
             break
         for says, weigh in _WRONG:
