@@ -147,10 +147,12 @@ def _prefill_twists(scene: Scene, past: Past) -> Iterator[Twist]:
     if ("cache_c_kv", None) in scene.seen_before:
         return
     told: dict[tuple[str, str], dict[int, Guess]] = {}
-    for number, one in enumerate(scene.history):
-        if one.get("parents") is not None:
+    right: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for number, expectation in enumerate(scene.history):
+        if expectation.get("parents") is not None:
             continue
-        chunk = replace(scene, expectation=one, history=scene.history[:number])
+        chunk = replace(scene, expectation=expectation, history=scene.history[:number])
+        right[number] = chunk.truth("positions"), chunk.truth("mask")
         for field, guesses in (
             ("positions", diagnosis_layout.positions_guesses(chunk)),
             ("mask", diagnosis_layout.mask_guesses(chunk)),
@@ -159,11 +161,15 @@ def _prefill_twists(scene: Scene, past: Past) -> Iterator[Twist]:
                 if not np.array_equal(guess.predicted, chunk.truth(field)):
                     told.setdefault((field, guess.says), {})[number] = guess
     for (field, says), chunks in told.items():
-        setting = past.after_others({i: {field: one.predicted} for i, one in chunks.items()})
+        others = {}
+        for number, guess in chunks.items():
+            positions, mask = right[number]
+            is_mask = field == "mask"
+            others[number] = (positions, guess.predicted) if is_mask else (guess.predicted, mask)
         verb = "attention was as if " if field == "mask" else ""
-        one = next(iter(chunks.values()))
         text = f"in the prefill before this point {verb}{says}"
-        yield Twist(text, one.rules, "cache_c_kv", setting, one.specific)
+        first = next(iter(chunks.values()))
+        yield Twist(text, first.rules, "cache_c_kv", past.after_others(others), first.specific)
 
 
 def _tried(scene: Scene, past: Past, twist: Twist) -> Ranked | None:

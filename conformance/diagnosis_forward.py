@@ -155,7 +155,8 @@ def router(config: ModelConfig, logits: Array) -> Array:
 class Workings:
     """How a forward is done; each field is a place at which it may be done otherwise.
 
-    angle        positions [n, 1] and frequencies [r/2] to angles; table: what is kept of cos and sin
+    angle        positions [n, 1] and frequencies [r/2] to angles [n, r/2]
+    table        what is kept of cos and sin
     key_heads    and value_heads: which head's w_kc and w_vc each head computes with
     attention    scores [n, h, S], -inf where invisible, to the weights of the values
     also_reads   slots that the sum over the values reads besides the visible ones

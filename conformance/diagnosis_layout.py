@@ -145,8 +145,8 @@ def _folded(tree: np.ndarray, width: int) -> np.ndarray:
     n = len(tree)
     bits = np.zeros((n, -(-n // width) * width), dtype=bool)
     bits[:, :n] = tree
-    word = bits.reshape(n, -1, width).any(axis=1)
-    return np.asarray(word[:, np.arange(n) % width])
+    word: np.ndarray = np.asarray(bits.reshape(n, -1, width).any(axis=1))
+    return word[:, np.arange(n) % width]
 
 
 def _masks_of_the_past(scene: Scene, right: np.ndarray, tree: np.ndarray) -> Iterator[Guess]:

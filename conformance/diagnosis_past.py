@@ -293,11 +293,11 @@ class Past:
         keep: Keep,
         *,
         chunks: bool = True,
-        told: Mapping[int, Mapping[str, Array]] = MappingProxyType({}),
+        told: Mapping[int, tuple[Array, Array]] = MappingProxyType({}),
     ) -> Array:
         """Rows [l, S, c + r] after the points before, each forward and commit done so.
 
-        told  by number of the point: fields of its Setting that are otherwise
+        told  by number of the point: other positions and mask than it should have
         """
         config = self.scene.config
         width = config.kv_lora_rank + config.qk_rope_head_dim
@@ -307,8 +307,10 @@ class Past:
         ):
             fresh = self._right_rows.get(number)
             if how is not self.right or told or fresh is None:
-                setting = self._setting(expectation, rows, length)
-                setting = replace(setting, workings=how, **told.get(number, {}))
+                setting = replace(self._setting(expectation, rows, length), workings=how)
+                if number in told:
+                    positions, mask = told[number]
+                    setting = replace(setting, positions=positions, mask=mask)
                 fresh = forward(self.weight, setting)["rows", None]
                 if how is self.right and keep is kept and not told:
                     self._right_rows[number] = fresh
@@ -339,8 +341,8 @@ class Past:
         """The same, where all forwards before it were done so."""
         return replace(self.setting, rows=self._written(how, kept))
 
-    def after_others(self, told: Mapping[int, Mapping[str, Array]]) -> Setting:
-        """The same, where forwards before it were told other positions or masks."""
+    def after_others(self, told: Mapping[int, tuple[Array, Array]]) -> Setting:
+        """The same, where forwards before it were told other positions and masks."""
         return replace(self.setting, rows=self._written(self.right, kept, told=told))
 
     @cached_property

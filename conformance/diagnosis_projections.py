@@ -266,7 +266,11 @@ def _roundings(past: Past) -> Iterator[Twist]:
         yield twisted(past, says, "MLA-6", "q_pe", how, 3)
         for what, rule, angle in (
             ("the angles of the rotation are", "MLA-7", lambda p, f, r=rounded: r(p * f)),
-            ("positions, as the rotation takes them, are", "POS-1", lambda p, f, r=rounded: r(p) * f),
+            (
+                "positions, as the rotation takes them, are",
+                "POS-1",
+                lambda p, f, r=rounded: r(p) * f,
+            ),
         ):
             how = replace(right, angle=angle)
             yield twisted(past, f"{what} rounded to {name}", rule, "q_pe", how, 3)

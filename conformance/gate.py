@@ -13,6 +13,7 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drawing_sight import Sight
 from kdtr.conformance.drive import MODES, Mode
+from kdtr.conformance.file_script import FILES, first_small, judge_files
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
@@ -38,9 +39,10 @@ class Selection:
         """Whether the case is selected, by alias or id."""
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
 
-    def takes_script(self) -> bool:
-        """Whether the script of state_script.py is selected: as case and mode, or by neither."""
-        by_case = not self.cases or CASE in self.cases
+    def takes_script(self, case: str) -> bool:
+        """Whether this script is selected, as case and mode, or by neither: that of
+        state_script.py, or that of file_script.py."""
+        by_case = not self.cases or case in self.cases
         by_mode = not self.modes or SCRIPT in self.modes
         return by_case and by_mode and self.until is None
 
@@ -103,8 +105,9 @@ def run_gate(
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
+        in_files = first_small(opened)
         for bundle in opened:
-            _judge_bundle(gate, engine, bundle, selection, progress)
+            _judge_bundle(gate, engine, bundle, selection, progress, bundle is in_files)
     finally:
         for bundle in opened:
             bundle.close()
@@ -133,8 +136,10 @@ def _judge_bundle(
     bundle: GoldenBundle,
     selection: Selection,
     progress: Progress,
+    in_files: bool,
 ) -> None:
-    name = str(bundle.path)
+    """`in_files`: whether its model is also handed over in files (file_script.py)."""
+    name, earlier = str(bundle.path), len(gate.results)
     try:
         info = engine.info
         model = engine.load((bundle.config, bundle.weights))
@@ -171,11 +176,20 @@ def _judge_bundle(
                 smoke.saw(case.inputs, result)
             gate.results.append(result)
     script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
-    if script is not None and selection.takes_script():
+    if script is not None and selection.takes_script(CASE):
         result = smoke.blocked_script()
         if result is None:
             progress(f"{CASE} / {SCRIPT}")
             result = judge_state(name, model, info, bundle.config, script)
+        gate.results.append(result)
+    if in_files and selection.takes_script(FILES):
+        bad = next((one for one in gate.results[earlier:] if one.verdict.is_bad), None)
+        if bad is not None:  # what is wrong with arrays is no fault of a file
+            by = f"{bad.case} / {bad.mode}"
+            result = CaseResult(name, FILES, SCRIPT, Verdict.BLOCKED, blocked=1, blocked_by=by)
+        else:
+            progress(f"{FILES} / {SCRIPT}")
+            result = judge_files(name, engine, info, bundle, floor.case)
         gate.results.append(result)
     try:
         model.close()
@@ -194,7 +208,7 @@ def _modes(selection: Selection) -> list[Mode]:
 
 def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
     cases = [case.inputs for bundle in bundles for case in bundle.cases]
-    known = {case.alias for case in cases} | {case.case_id for case in cases} | {CASE}
+    known = {case.alias for case in cases} | {case.case_id for case in cases} | {CASE, FILES}
     unknown = sorted(selection.cases - known)
     if unknown:
         raise CaseError(

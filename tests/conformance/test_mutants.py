@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.file_cases import FILE_CASES
 from kdtr.conformance.mutants import BY_NAME, CLASSES, MUTANTS, WAITING, Mutant, make_engine
 from kdtr.conformance.mutants.gaps import LOGITS_ONLY, SHOWN
 from kdtr.conformance.mutants.kill_matrix import COLUMNS, living, matrix_text, summary
@@ -75,7 +76,8 @@ def test_a_class_is_declared_in_the_order_of_the_list(name: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_says_what_it_breaks_and_where_it_is_seen(mutant: Mutant) -> None:
     assert set(mutant.rules) <= set(rules())
-    assert mutant.stage in {*STAGE, *(check.name for check in _CHECKS)}
+    checks = {check.name for check in _CHECKS} | {file.name for file in FILE_CASES}
+    assert mutant.stage in {*STAGE} | checks
     assert mutant.what.endswith(".")
 
 
@@ -113,6 +115,8 @@ def test_an_honest_engine_lives(court: Court) -> None:
         ("M047", "base: chain / stepwise / round2"),
         ("M060", "base: limits / stepwise / round1"),
         ("M113", "base: ar / stepwise / chunk0"),
+        ("M133", "base: files / script / checkpoint with payloads in reverse order"),
+        ("M138", "base: files / script / KDTR file with a tensor twice"),
         ("M152", "base: long / stepwise / round0"),
         ("M155", "base: state / script / second verify"),
     ],
