@@ -9,6 +9,8 @@ import numpy as np
 
 from kdtr.conformance.diagnosis_scene import Guess, Hint, Ranked, Scene, weigh
 
+_MOST_SHIFT = 15  # columns: a bucket of 16 rows has no more of padding
+
 
 def positions_guesses(scene: Scene) -> Iterator[Guess]:
     """Ways to get the positions of a tree wrong [n]."""
@@ -123,6 +125,17 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
             left,
             "MASK-2",
         )
+        for by in range(2, min(length, _MOST_SHIFT) + 1):
+            shifted = np.zeros_like(right)
+            shifted[:, : length - by] = True
+            shifted[:, length - by : -by] = tree
+            yield Guess(
+                f"the prefix is {by} columns short, and the tree's block as far too far left: as "
+                "for rows of padding",
+                ("MASK-1", "MASK-2", "PAD-1"),
+                shifted,
+                3,
+            )
         yield whole(
             "the last column of the prefix is not visible",
             _without(right, slice(length - 1, length)),

@@ -18,7 +18,7 @@ from kdtr.conformance.diagnosis_twist import Twist, twisted
 
 # Slots per split: what engines have, and where there are few slots every small one.
 _SIZES = (16, 32, 64, 128, 256, 512)
-_SMALL = (1, 2, 3, 4, 5, 6, 7, 8)
+_SMALL = (2, 3, 4, 5, 6, 7, 8)
 _FEW = 32
 
 # Largest scores and sums [n, h, splits] to what the splits are weighed with, before the division.

@@ -50,6 +50,7 @@ def judge_files(
     mode = next((mode for mode in MODES if mode.traces and mode.verbs <= info.verbs), None)
     if mode is None:
         result.verdict = Verdict.UNSUPPORTED
+        result.unshown.update(f"{verb}()" for verb in MODES[0].verbs - info.verbs)
         return result
     question = _Question(name, engine, info, bundle, case, noise_of(case), mode)
     unread: set[str] = set()  # forms
