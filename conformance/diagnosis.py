@@ -32,6 +32,7 @@ from kdtr.conformance.diagnosis_twist import Twist
 from kdtr.contract import Source, stage_order
 
 MOST = 3  # hints of one finding
+_NOTHING = 1e-6  # of the squared error: what float32 leaves of a cause that is the right one
 _TOO_MANY = 0.5  # the fit of a hint that says no more than that
 
 
@@ -76,8 +77,7 @@ def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
         return  # the forward was shown and right: it is the commit
     if not past.is_small or not (scene.same_form or _is_decision(scene)):
         return
-    found = [_tried(scene, past, twist) for twist in _twists(scene, past)]
-    fitting = [one for one in found if one is not None]
+    fitting = _fitting(scene, past)
     if _is_decision(scene) and len(fitting) > MOST:
         says = (
             f"{len(fitting)} of the wrong forwards that are known here would decide so: it is too "
@@ -86,6 +86,24 @@ def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
         yield Ranked(Hint(says, fit=_TOO_MANY, seen_in="logits"), 1)
     else:
         yield from fitting
+
+
+def _fitting(scene: Scene, past: Past) -> list[Ranked]:
+    """The wrong forwards that show what was shown; none is tried after one that leaves nothing.
+
+    Of numbers: that another explains as well as many of them by chance is out of the question.
+    """
+    numeric = scene.same_form and not scene.stage.exact
+    told = numeric and bool((scene.differs & np.isfinite(scene.actual.astype(np.float64))).any())
+    fitting = []
+    for twist in _twists(scene, past):
+        one = _tried(scene, past, twist)
+        if one is None:
+            continue
+        fitting.append(one)
+        if told and one.hint.fit >= 1 and one.specific >= 3 and one.residual <= _NOTHING:
+            break
+    return fitting
 
 
 def _twists(scene: Scene, past: Past) -> Iterator[Twist]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from kdtr.conformance.mutants.trial import Court, LogitsOnly, Trial
 from kdtr.conformance.state_script import _CHECKS
 from kdtr.contract import STAGE, EngineError, rules
 
+CUDA_FAULTS = Path(__file__).resolve().parents[1] / "engine" / "gpu" / "cuda_faults.py"
 MATRIX = Path(__file__).resolve().parents[2] / "docs" / "kill-matrix.md"
 # The list: a class's faults in order. Numbers that are missing here are kept back there.
 LIST = {
@@ -79,6 +81,24 @@ def test_a_mutant_says_what_it_breaks_and_where_it_is_seen(mutant: Mutant) -> No
     checks = {check.name for check in _CHECKS} | {file.name for file in FILE_CASES}
     assert mutant.stage in {*STAGE} | checks
     assert mutant.what.endswith(".")
+
+
+def test_what_is_planted_in_the_cuda_engine_has_its_name_there() -> None:
+    module = ast.parse(CUDA_FAULTS.read_text(encoding="utf-8"))
+    (faults,) = (
+        node.value
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "FAULTS"
+    )
+    assert isinstance(faults, ast.Dict)
+    planted = {key.value for key in faults.keys if isinstance(key, ast.Constant)}
+
+    in_cuda = {number: one for number, one in WAITING.items() if one.in_cuda_as}
+
+    assert {"M099", "M148", "M150"} == set(in_cuda)
+    for one in in_cuda.values():
+        assert one.in_cuda_as in planted
+        assert f"nothing: planted in the CUDA engine, as {one.in_cuda_as}" == one.part
 
 
 def test_gaps_are_of_mutants() -> None:
