@@ -6,6 +6,7 @@ computes as its tensors do (LOAD-1). A broken one must be refused (LOAD-2).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,17 @@ def _halves(parts: list[Part]) -> tuple[list[Part], list[Part]]:
     return parts[: len(parts) // 2], parts[len(parts) // 2 :]
 
 
+def _index_of_halves(parts: list[Part]) -> bytes:
+    """Which of the two files holds each tensor, as the library that writes shards says it."""
+    weight_map = {
+        part.name: f"model-0000{number}-of-00002.safetensors"
+        for number, half in enumerate(_halves(parts), start=1)
+        for part in half
+    }
+    total = sum(part.array.nbytes for part in parts)
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}).encode()
+
+
 FILE_CASES: tuple[FileCase, ...] = (
     _kdtr("", kdtr_image),
     _kdtr(" aligned to 64 bytes", lambda parts: kdtr_image(parts, alignment=64)),
@@ -147,6 +159,7 @@ FILE_CASES: tuple[FileCase, ...] = (
         {
             "model-00001-of-00002.safetensors": lambda parts: safetensors_image(_halves(parts)[0]),
             "model-00002-of-00002.safetensors": lambda parts: safetensors_image(_halves(parts)[1]),
+            "model.safetensors.index.json": _index_of_halves,
         },
     ),
     _checkpoint(

@@ -152,7 +152,7 @@ class _CaseJudge:
             summary = shortened(str(error))
         else:
             summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
-        rules = _broken_by(error)
+        rules = _broken_by(error) if stage == "answer" else ()
         self._add(Finding(Verdict.ERROR, self._place(point), stage, summary, rules=rules))
 
     def _drive(
