@@ -114,6 +114,19 @@ def _ar(prompt: int) -> Template:
     return Template("ar", "plain decoding", ("FWD-1", "FWD-2", "COMMIT-2"), (prompt,), (_ROOT,) * 6)
 
 
+def _stages() -> Template:
+    """Plain decoding once more, short, so that every stage can be recorded: where a variant goes
+    wrong is seen at the stage at which it does, and judged before the cases that decide alone."""
+    return Template(
+        "stages",
+        "every stage of plain decoding",
+        ("FWD-1", "FWD-2", "MLA-3", "NORM-1"),
+        (4,),
+        (_ROOT,) * 2,
+        "stages",
+    )
+
+
 def _variant(
     number: int,
     name: str,
@@ -124,11 +137,15 @@ def _variant(
     thin: bool = False,
     **changes: Any,
 ) -> CorpusModel:
-    """The base configuration changed in one way; `rounds` of the usual four."""
+    """The base configuration changed in one way; `rounds` of the usual four.
+
+    Every stage is recorded where the configuration is another, not the weights alone.
+    """
     bent = {k: v for k, v in changes.items() if k in SeedModel.__dataclass_fields__}
     fields = {k: v for k, v in changes.items() if k not in bent}
     model = SeedModel(name, _BASE.replace(**fields), 4100 + number, **bent)
-    return CorpusModel(model, why, (_trees(prompt, rounds=rounds), _ar(prompt)), thin)
+    staged = (_stages(),) if fields else ()
+    return CorpusModel(model, why, (*staged, _trees(prompt, rounds=rounds), _ar(prompt)), thin)
 
 
 _EDGES = (

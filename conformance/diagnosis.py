@@ -23,6 +23,8 @@ from kdtr.conformance import (
 from kdtr.conformance.diagnosis_attention import attention_twists
 from kdtr.conformance.diagnosis_experts import expert_twists
 from kdtr.conformance.diagnosis_forward import Setting, append, forward
+from kdtr.conformance.diagnosis_merges import merge_twists
+from kdtr.conformance.diagnosis_pages import page_twists
 from kdtr.conformance.diagnosis_past import Past, wrong_commits
 from kdtr.conformance.diagnosis_projections import projection_twists
 from kdtr.conformance.diagnosis_scene import BY_CHANCE, FITS, Guess, Hint, Key, Ranked, Scene, weigh
@@ -30,6 +32,7 @@ from kdtr.conformance.diagnosis_twist import Twist
 from kdtr.contract import Source, stage_order
 
 MOST = 3  # hints of one finding
+_NOTHING = 1e-6  # of the squared error: what float32 leaves of a cause that is the right one
 _TOO_MANY = 0.5  # the fit of a hint that says no more than that
 
 
@@ -74,8 +77,7 @@ def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
         return  # the forward was shown and right: it is the commit
     if not past.is_small or not (scene.same_form or _is_decision(scene)):
         return
-    found = [_tried(scene, past, twist) for twist in _twists(scene, past)]
-    fitting = [one for one in found if one is not None]
+    fitting = _fitting(scene, past)
     if _is_decision(scene) and len(fitting) > MOST:
         says = (
             f"{len(fitting)} of the wrong forwards that are known here would decide so: it is too "
@@ -86,12 +88,33 @@ def _all(scene: Scene, past: Past) -> Iterator[Ranked | None]:
         yield from fitting
 
 
+def _fitting(scene: Scene, past: Past) -> list[Ranked]:
+    """The wrong forwards that show what was shown; none is tried after one that leaves nothing.
+
+    Of numbers: that another explains as well as many of them by chance is out of the question.
+    """
+    numeric = scene.same_form and not scene.stage.exact
+    told = numeric and bool((scene.differs & np.isfinite(scene.actual.astype(np.float64))).any())
+    fitting = []
+    for twist in _twists(scene, past):
+        one = _tried(scene, past, twist)
+        if one is None:
+            continue
+        fitting.append(one)
+        if told and one.hint.fit >= 1 and one.specific >= 3 and one.residual <= _NOTHING:
+            break
+    return fitting
+
+
 def _twists(scene: Scene, past: Past) -> Iterator[Twist]:
     yield from _layout_twists(scene, past)
     yield from projection_twists(past)
     yield from attention_twists(past)
+    yield from page_twists(past)
+    yield from merge_twists(past)
     yield from expert_twists(past)
     yield from _cache_twists(scene, past)
+    yield from _prefill_twists(scene, past)
 
 
 def _is_decision(scene: Scene) -> bool:
@@ -135,6 +158,36 @@ def _cache_twists(scene: Scene, past: Past) -> Iterator[Twist]:
             yield Twist(says, wrong.rules, "cache_c_kv", rounds, wrong.specific)
     for says, how in diagnosis_attention.wrong_writes(past):
         yield Twist(f"before this point, {says}", ("SLOT-1",), "scores", past.before(how))
+
+
+def _prefill_twists(scene: Scene, past: Past) -> Iterator[Twist]:
+    """Positions and masks of the prompt's chunks, of which an engine may have shown the root."""
+    if ("cache_c_kv", None) in scene.seen_before:
+        return
+    told: dict[tuple[str, str], dict[int, Guess]] = {}
+    right: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for number, expectation in enumerate(scene.history):
+        if expectation.get("parents") is not None:
+            continue
+        chunk = replace(scene, expectation=expectation, history=scene.history[:number])
+        right[number] = chunk.truth("positions"), chunk.truth("mask")
+        for field, guesses in (
+            ("positions", diagnosis_layout.positions_guesses(chunk)),
+            ("mask", diagnosis_layout.mask_guesses(chunk)),
+        ):
+            for guess in guesses:
+                if not np.array_equal(guess.predicted, chunk.truth(field)):
+                    told.setdefault((field, guess.says), {})[number] = guess
+    for (field, says), chunks in told.items():
+        others = {}
+        for number, guess in chunks.items():
+            positions, mask = right[number]
+            is_mask = field == "mask"
+            others[number] = (positions, guess.predicted) if is_mask else (guess.predicted, mask)
+        verb = "attention was as if " if field == "mask" else ""
+        text = f"in the prefill before this point {verb}{says}"
+        first = next(iter(chunks.values()))
+        yield Twist(text, first.rules, "cache_c_kv", past.after_others(others), first.specific)
 
 
 def _tried(scene: Scene, past: Past, twist: Twist) -> Ranked | None:

@@ -84,10 +84,16 @@ def softmax(x: Array) -> Array:
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def turned(x: Array, angle: Array, amplitude: float) -> Array:
-    """Half-split x [..., r], each pair turned by angle [..., r/2]."""
+def as_computed(x: Array) -> Array:
+    return x
+
+
+def turned(
+    x: Array, angle: Array, amplitude: float, table: Callable[[Array], Array] = as_computed
+) -> Array:
+    """Half-split x [..., r], each pair turned by angle [..., r/2]; table: cos and sin as stored."""
     first, second = np.split(x, 2, axis=-1)
-    cos, sin = amplitude * np.cos(angle), amplitude * np.sin(angle)
+    cos, sin = table(amplitude * np.cos(angle)), table(amplitude * np.sin(angle))
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
@@ -95,9 +101,9 @@ def rotate(workings: Workings, kind: str, x: Array, positions: Array) -> Array:
     """MLA-7: x [n, ..., r] as projected to half-split and rotated. kind: q or k."""
     if workings.interleave:
         x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
-    angle = positions[:, None] * workings.frequencies  # [n, r/2]
+    angle = workings.angle(positions[:, None], workings.frequencies)  # [n, r/2]
     angle = angle.reshape(len(x), *(1 for _ in x.shape[1:-1]), -1)
-    return turned(x, angle, workings.amplitude)
+    return turned(x, angle, workings.amplitude, workings.table)
 
 
 def split_latent(config: ModelConfig, kv: Array) -> tuple[Array, Array]:
@@ -149,7 +155,10 @@ def router(config: ModelConfig, logits: Array) -> Array:
 class Workings:
     """How a forward is done; each field is a place at which it may be done otherwise.
 
+    angle        positions [n, 1] and frequencies [r/2] to angles [n, r/2]
+    table        what is kept of cos and sin
     key_heads    and value_heads: which head's w_kc and w_vc each head computes with
+    attention    scores [n, h, S], -inf where invisible, to the weights of the values
     also_reads   slots that the sum over the values reads besides the visible ones
     held         what attention reads of the rows [S, c + r] of a layer
     used         the weights with which experts are summed
@@ -161,6 +170,8 @@ class Workings:
     amplitude: float
     frequencies: Array
     interleave: bool
+    angle: Callable[[Array, Array], Array] = np.multiply
+    table: Callable[[Array], Array] = as_computed
     embed: Callable[[Array, Array], Array] = lambda x, positions: x
     norm: Callable[[str, Array, Array, float], Array] = rms_norm
     split_query: Callable[[ModelConfig, Array], tuple[Array, Array]] = split_query
@@ -169,6 +180,7 @@ class Workings:
     key_heads: Callable[[Array], Array] = lambda heads: heads
     value_heads: Callable[[Array], Array] = lambda heads: heads
     append: Callable[[Array, Array, int], Array] = append
+    attention: Callable[[Array], Array] = softmax
     also_reads: tuple[int, ...] = ()
     router: Callable[[ModelConfig, Array], Array] = router
     choose: Callable[[ModelConfig, Array, Array], Array] = choose
@@ -301,7 +313,7 @@ def attend(
     values = np.where(unwritten[:, None], 0.0, rows)[:, : how.config.kv_lora_rank]
     empty = ~visible.any(axis=1, keepdims=True)  # softmax of nothing: of all, and then none
     shifted = np.where((visible | empty)[:, None], every, -np.inf)
-    p = np.where(visible[:, None], softmax(shifted), 0.0)
+    p = np.where(visible[:, None], how.attention(shifted), 0.0)
     out_latent = np.einsum("nhs,sc->nhc", p, values)
     return scores, np.where(spoilt[:, None, None], np.nan, out_latent)
 

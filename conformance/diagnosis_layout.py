@@ -9,6 +9,8 @@ import numpy as np
 
 from kdtr.conformance.diagnosis_scene import Guess, Hint, Ranked, Scene, weigh
 
+_MOST_SHIFT = 15  # columns: a bucket of 16 rows has no more of padding
+
 
 def positions_guesses(scene: Scene) -> Iterator[Guess]:
     """Ways to get the positions of a tree wrong [n]."""
@@ -101,6 +103,19 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
     if n > 1:
         yield block("row i of the tree's block is that of row i + 1", np.roll(tree, -1, axis=0))
         yield block("row i of the tree's block is that of row i - 1", np.roll(tree, 1, axis=0))
+    for width in (8, 16, 32, 64, 128):
+        if n > width:
+            yield block(
+                f"the tree's block is kept in words of {width} bits: nodes j and j + {width} are "
+                "one bit",
+                _folded(tree, width),
+                3,
+            )
+            yield block(
+                f"the tree's block is kept in {width} bits: no node from {width} on is visible",
+                tree & (j < width),
+                3,
+            )
     if length:
         left = np.zeros_like(right)
         left[:, : length - 1] = True
@@ -110,6 +125,17 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
             left,
             "MASK-2",
         )
+        for by in range(2, min(length, _MOST_SHIFT) + 1):
+            shifted = np.zeros_like(right)
+            shifted[:, : length - by] = True
+            shifted[:, length - by : -by] = tree
+            yield Guess(
+                f"the prefix is {by} columns short, and the tree's block as far too far left: as "
+                "for rows of padding",
+                ("MASK-1", "MASK-2", "PAD-1"),
+                shifted,
+                3,
+            )
         yield whole(
             "the last column of the prefix is not visible",
             _without(right, slice(length - 1, length)),
@@ -125,6 +151,15 @@ def mask_guesses(scene: Scene) -> Iterator[Guess]:
         "the tree's block is one column too far right: prefix columns end at L + 1", late, "MASK-2"
     )
     yield from _masks_of_the_past(scene, right, tree)
+
+
+def _folded(tree: np.ndarray, width: int) -> np.ndarray:
+    """Columns that are equal modulo `width` hold the same bit, set by any of them."""
+    n = len(tree)
+    bits = np.zeros((n, -(-n // width) * width), dtype=bool)
+    bits[:, :n] = tree
+    word: np.ndarray = np.asarray(bits.reshape(n, -1, width).any(axis=1))
+    return word[:, np.arange(n) % width]
 
 
 def _masks_of_the_past(scene: Scene, right: np.ndarray, tree: np.ndarray) -> Iterator[Guess]:

@@ -6,9 +6,10 @@ a wrong commit keeps them, and a wrong mask reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -286,8 +287,18 @@ class Past:
         assert mask is not None
         return Setting(self.right, tokens, positions, mask, rows, committed_len)
 
-    def _written(self, how: Workings, keep: Keep, *, chunks: bool = True) -> Array:
-        """Rows [l, S, c + r] after the points before, each forward and commit done so."""
+    def _written(
+        self,
+        how: Workings,
+        keep: Keep,
+        *,
+        chunks: bool = True,
+        told: Mapping[int, tuple[Array, Array]] = MappingProxyType({}),
+    ) -> Array:
+        """Rows [l, S, c + r] after the points before, each forward and commit done so.
+
+        told  by number of the point: other positions and mask than it should have
+        """
         config = self.scene.config
         width = config.kv_lora_rank + config.qk_rope_head_dim
         rows = np.full((config.num_hidden_layers, self.n_slots, width), self.unwritten)
@@ -295,10 +306,13 @@ class Past:
             zip(self.scene.history, self._sizes, strict=False)
         ):
             fresh = self._right_rows.get(number)
-            if how is not self.right or fresh is None:
+            if how is not self.right or told or fresh is None:
                 setting = replace(self._setting(expectation, rows, length), workings=how)
+                if number in told:
+                    positions, mask = told[number]
+                    setting = replace(setting, positions=positions, mask=mask)
                 fresh = forward(self.weight, setting)["rows", None]
-                if how is self.right and keep is kept:
+                if how is self.right and keep is kept and not told:
                     self._right_rows[number] = fresh
             rows = np.stack(
                 [how.append(old, new, length) for old, new in zip(rows, fresh, strict=True)]
@@ -326,6 +340,10 @@ class Past:
     def before(self, how: Workings) -> Setting:
         """The same, where all forwards before it were done so."""
         return replace(self.setting, rows=self._written(how, kept))
+
+    def after_others(self, told: Mapping[int, tuple[Array, Array]]) -> Setting:
+        """The same, where forwards before it were told other positions and masks."""
+        return replace(self.setting, rows=self._written(self.right, kept, told=told))
 
     @cached_property
     def shown(self) -> dict[tuple[str, int | None], Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 
 from kdtr.conformance.diagnosis_forward import (
@@ -26,6 +27,7 @@ def projection_twists(past: Past) -> Iterator[Twist]:
     yield from _norms(past)
     yield from _columns(past)
     yield from _rotations(past)
+    yield from _roundings(past)
 
 
 def _embeddings(past: Past) -> Iterator[Twist]:
@@ -248,6 +250,33 @@ def _rotations(past: Past) -> Iterator[Twist]:
     for says, amplitude in amplitudes.items():
         if abs(amplitude / right.amplitude - 1) > 1e-9:
             yield from other(says, "MLA-5", differently(amplitude=amplitude))
+
+
+def _roundings(past: Past) -> Iterator[Twist]:
+    """MLA-6, MLA-7: the angles of the rotation in too few bits."""
+    right = past.right
+    for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
+
+        def rounded(x: Array, dtype: type = dtype) -> Array:
+            few: Array = x.astype(dtype)
+            return few.astype(np.float64)
+
+        how = replace(right, frequencies=rounded(right.frequencies))
+        says = f"the inverse frequencies of the rotation are rounded to {name}"
+        yield twisted(past, says, "MLA-6", "q_pe", how, 3)
+        for what, rule, angle in (
+            ("the angles of the rotation are", "MLA-7", lambda p, f, r=rounded: r(p * f)),
+            (
+                "positions, as the rotation takes them, are",
+                "POS-1",
+                lambda p, f, r=rounded: r(p) * f,
+            ),
+        ):
+            how = replace(right, angle=angle)
+            yield twisted(past, f"{what} rounded to {name}", rule, "q_pe", how, 3)
+        how = replace(right, table=rounded)
+        says = f"cos and sin of the rotation are rounded to {name}"
+        yield twisted(past, says, "MLA-7", "q_pe", how, 2)
 
 
 def _interleaved(workings: Workings, kind: str, x: Array, positions: Array) -> Array:

@@ -14,6 +14,7 @@ from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.expectations import Expectations
 from kdtr.conformance.expectations_outcome import unmet
+from kdtr.conformance.file_script import FILES, first_small
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge_bundle import BundleJudge, OfCase, Progress, Question, questions
 from kdtr.conformance.state_script import CASE, SCRIPT
@@ -33,21 +34,28 @@ class Selection:
         """Whether the case is selected, by alias or id."""
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
 
-    def of(self, bundle: GoldenBundle, modes: Sequence[Mode] = MODES) -> list[Question]:
-        """What the gate asks of the bundle, as far as it is selected."""
+    def of(
+        self, bundle: GoldenBundle, modes: Sequence[Mode] = MODES, *, in_files: bool = False
+    ) -> list[Question]:
+        """What the gate asks of the bundle, as far as it is selected.
+
+        in_files  whether its model is also handed over in files (file_script.py)
+        """
         cases = {case.inputs.alias: case.inputs for case in bundle.cases}
 
         def takes(question: Question) -> bool:
             if question.mode == SCRIPT:
-                return self.takes_script()
+                return self.takes_script(question.case)
             by_mode = not self.modes or question.mode in self.modes
             return by_mode and self.takes(cases[question.case])
 
-        return [question for question in questions(bundle.cases, modes) if takes(question)]
+        asked = questions(bundle.cases, modes, in_files=in_files)
+        return [question for question in asked if takes(question)]
 
-    def takes_script(self) -> bool:
-        """Whether the script of state_script.py is selected: as case and mode, or by neither."""
-        by_case = not self.cases or CASE in self.cases
+    def takes_script(self, case: str) -> bool:
+        """Whether this script is selected, as case and mode, or by neither: that of
+        state_script.py, or that of file_script.py."""
+        by_case = not self.cases or case in self.cases
         by_mode = not self.modes or SCRIPT in self.modes
         return by_case and by_mode and self.until is None
 
@@ -142,11 +150,12 @@ def run_gate(
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
+        in_files = first_small(opened)
         for bundle in opened:
             judge = BundleJudge(
                 engine,
                 bundle,
-                selection.of(bundle, modes),
+                selection.of(bundle, modes, in_files=bundle is in_files),
                 until=selection.until,
                 progress=progress,
                 of_case=of_case,
@@ -172,7 +181,7 @@ def run_gate(
 
 def _check_selection(bundles: Sequence[GoldenBundle], selection: Selection) -> None:
     cases = [case.inputs for bundle in bundles for case in bundle.cases]
-    known = {case.alias for case in cases} | {case.case_id for case in cases} | {CASE}
+    known = {case.alias for case in cases} | {case.case_id for case in cases} | {CASE, FILES}
     unknown = sorted(selection.cases - known)
     if unknown:
         raise CaseError(

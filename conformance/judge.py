@@ -24,12 +24,13 @@ from kdtr.conformance.excerpt import excerpt
 from kdtr.conformance.finding import CaseResult, Compared, Finding, Place, Verdict
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
-from kdtr.conformance.observe import Observation
+from kdtr.conformance.observe import AnswerError, Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
 from kdtr.conformance.taint import Taint
 from kdtr.contract import (
     NO_LIMIT,
     Acceptance,
+    CacheError,
     EngineError,
     EngineInfo,
     Model,
@@ -158,7 +159,8 @@ class _CaseJudge:
             summary = shortened(str(error))
         else:
             summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
-        self._add(Finding(Verdict.ERROR, self._place(point), stage, summary))
+        rules = _broken_by(error) if stage == "answer" else ()
+        self._add(Finding(Verdict.ERROR, self._place(point), stage, summary, rules=rules))
 
     def _drive(
         self, driver: Driver, point: str, expectation: Expectation, seen: Observation
@@ -405,6 +407,17 @@ class _CaseJudge:
         self._result.findings.append(finding)
         weight = list(Verdict).index
         self._result.verdict = max(self._result.verdict, finding.verdict, key=weight)
+
+
+def _broken_by(error: BaseException) -> tuple[str, ...]:
+    """What an engine breaks that raises this.
+
+    A case asks for no more slots than its session was opened with: an engine without room takes
+    rows of its own into account, or more slots for a row than one.
+    """
+    if isinstance(error, AnswerError):
+        return error.rules
+    return ("SLOT-3", "PAD-1") if isinstance(error, CacheError) else ()
 
 
 def _hints(scene: Scene) -> tuple[Hint, ...]:

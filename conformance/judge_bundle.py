@@ -13,6 +13,7 @@ from kdtr.conformance.bundle import GoldenBundle, GoldenCase
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drawing_sight import Sight
 from kdtr.conformance.drive import MODE, MODES, Mode
+from kdtr.conformance.file_script import FILES, judge_files
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
@@ -34,8 +35,13 @@ class Question(NamedTuple):
     mode: str
 
 
-def questions(cases: Iterable[GoldenCase], modes: Sequence[Mode] = MODES) -> list[Question]:
-    """What the gate asks of a bundle, in its order: smoke first, the script last."""
+def questions(
+    cases: Iterable[GoldenCase], modes: Sequence[Mode] = MODES, *, in_files: bool = False
+) -> list[Question]:
+    """What the gate asks of a bundle, in its order: smoke first, the scripts last.
+
+    in_files  whether its model is also handed over in files (file_script.py)
+    """
     in_order = smoke_first(cases)
     asked = [
         Question(case.inputs.alias, mode.name)
@@ -45,6 +51,8 @@ def questions(cases: Iterable[GoldenCase], modes: Sequence[Mode] = MODES) -> lis
     ]
     if any(suits(case.inputs) for case in in_order):
         asked.append(Question(CASE, SCRIPT))
+    if in_files:
+        asked.append(Question(FILES, SCRIPT))
     return asked
 
 
@@ -122,7 +130,10 @@ class BundleJudge:
         for earlier in self._asked:
             if earlier == question:
                 return
-            if earlier.mode == mode and is_chain(self._cases[earlier.case].inputs):
+            # What is wrong with arrays is no fault of a file.
+            if question.case == FILES or (
+                earlier.mode == mode and is_chain(self._cases[earlier.case].inputs)
+            ):
                 yield earlier
 
     def _load(self) -> CaseResult | None:
@@ -147,6 +158,8 @@ class BundleJudge:
         if wrong is not None:
             return wrong
         assert self._info is not None
+        if question.case == FILES:
+            return self._judge_files(self._info)
         if question.mode == SCRIPT:
             return self._judge_script(self._info)
         case, mode = self._cases[question.case], MODE[question.mode]
@@ -185,6 +198,20 @@ class BundleJudge:
         self._progress(f"{CASE} / {SCRIPT}")
         first = next(case.inputs for case in self._bundle.cases if suits(case.inputs))
         return judge_state(self._name, self._model, info, self._bundle.config, first)
+
+    def _judge_files(self, info: EngineInfo) -> CaseResult:
+        bad = next((one for one in self._results.values() if one and one.verdict.is_bad), None)
+        if bad is not None:
+            by = f"{bad.case} / {bad.mode}"
+            return CaseResult(self._name, FILES, SCRIPT, Verdict.BLOCKED, blocked=1, blocked_by=by)
+        self._progress(f"{FILES} / {SCRIPT}")
+        return judge_files(
+            self._name,
+            self._engine,
+            info,
+            self._bundle,
+            lambda case: self._noise_of(case, info),
+        )
 
     def _noise_of(self, case: GoldenCase, info: EngineInfo) -> CaseNoise:
         """All modes of a case share it; another case's is let go."""

@@ -26,6 +26,19 @@ Key = tuple[str, int | None]
 _CACHE = {"tokens": "t", "positions": "t", "c_kv": "ltc", "k_pe": "ltr"}  # and its axes
 
 
+class AnswerError(EngineError):
+    """An answer for other rows than were asked for, which says what rule that breaks."""
+
+    rules: tuple[str, ...] = ()
+
+    @classmethod
+    def of_rows(cls, text: str, given: int, wanted: int) -> AnswerError:
+        """PAD-1 where there are rows too many: nobody but the engine can have added them."""
+        error = cls(text)
+        error.rules = ("PAD-1",) if given > wanted else ()
+        return error
+
+
 class Observation:
     """Collects stages by (name, layer). It is itself the trace that a session is given.
 
@@ -77,17 +90,15 @@ class Observation:
             self.put_logits("verify()", verified.logits, n, vocab_size)
         targets = _integers("verify() targets", verified.targets)
         if len(targets) != n:
-            raise EngineError(
-                f"verify() returned {len(targets)} targets, the tree has {n} nodes; expected {n}"
-            )
+            text = f"verify() returned {len(targets)} targets, the tree has {n} nodes; expected {n}"
+            raise AnswerError.of_rows(text, len(targets), n)
         self.put("targets", targets)
 
     def put_logits(self, verb: str, logits: Array, n: int, vocab_size: int) -> None:
         array = host_copy(f"{verb} logits", logits)
         if array.shape != (n, vocab_size):
-            raise EngineError(
-                f"{verb} returned logits {list(array.shape)}; expected [{n}, {vocab_size}]"
-            )
+            text = f"{verb} returned logits {list(array.shape)}; expected [{n}, {vocab_size}]"
+            raise AnswerError.of_rows(text, array.shape[0] if array.ndim else 0, n)
         self.put("logits", array)
 
     def put_acceptance(self, verb: str, acceptance: Any) -> None:

@@ -85,15 +85,39 @@ class _Judge:
         for (answer, row), reading in zip(self.evidence.places(), readings, strict=True):
             if reading.unreadable:
                 n = sum(bool(one.unreadable) for one in readings)
+                text = f"{n} of {len(readings)} rows cannot be read: {reading.unreadable}"
+                edge, rules = self._lost_from(), ("MASK-3", "FWD-4")
+                if edge:
+                    text += f"; they are those that see slot {edge} or a later one, and no others: "
+                    text += "the rows of these slots are not where attention reads them"
+                    rules = ("SLOT-1", "MASK-3")
                 yield Finding(
                     Verdict.FAIL,
                     place(self.model.name, answer),
                     "logits",
-                    f"{n} of {len(readings)} rows cannot be read: {reading.unreadable}",
+                    text,
                     row_name(row, answer.step.tree.parents),
-                    rules=("MASK-3", "FWD-4"),
+                    rules=rules,
                 )
                 return
+
+    def _lost_from(self) -> int:
+        """The slot such that exactly the rows that see it, or a later one, are unreadable; 0: none.
+
+        The last slot that a row sees is its own. Of one tree at least some rows must be readable
+        and others not: what every row of a forward reads alike may lie behind them all.
+        """
+        slots, lost, mixed = [], [], False
+        readings = iter(self.evidence.readings)
+        for answer in self.evidence.answers:
+            first, n = length_at(answer), len(answer.step.tree)
+            unreadable = [bool(next(readings).unreadable) for _ in range(n)]
+            slots += [*range(first, first + n)]
+            lost += unreadable
+            mixed |= any(unreadable) and not all(unreadable)
+        edge = min(slot for slot, is_lost in zip(slots, lost, strict=True) if is_lost)
+        fits = all((slot >= edge) == is_lost for slot, is_lost in zip(slots, lost, strict=True))
+        return edge if fits and mixed else 0
 
     def offset(self) -> Iterator[Finding]:
         """One where the reserved token, that nobody feeds, is shown by every row."""
@@ -112,13 +136,20 @@ class _Judge:
             )
 
     def findings(self) -> Iterator[tuple[Finding, bool]]:
-        """Layer by layer, and whether it is a known fault; one of all layers is told once."""
+        """Layer by layer, and whether it is a known fault; one of all layers is told once.
+
+        What can be told in words alone is told of the first layer that shows it: what is read of
+        later ones takes the layers before them for right.
+        """
         n_layers = self.model.config.num_hidden_layers
         layer_of = np.array([lens.layer for lens in self.model.lenses])
         told: dict[tuple[str, str], list[int]] = {}
         first: dict[tuple[str, str], tuple[Finding, bool]] = {}
         for layer in range(n_layers):
+            in_words = any(not known for _, known in first.values())
             for finding, known in self._layer(layer, np.flatnonzero(layer_of == layer)):
+                if in_words and not known and (finding.stage, finding.summary) not in told:
+                    continue
                 key = (finding.stage, finding.summary)
                 told.setdefault(key, []).append(layer)
                 first.setdefault(key, (finding, known))

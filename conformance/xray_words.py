@@ -18,7 +18,8 @@ from kdtr.conformance.xray_replay import Cell, SeenRow, path_to
 class Seen:
     """One row, decoded.
 
-    counts     rows seen per token
+    counts     rows seen per token; 1 where that is no whole number
+    uncounted  tokens seen in no whole number of rows: their weight is wrong, not their visibility
     distances  p_query - p_key of tokens seen once, where the lenses tell it from all others
     zero_rows  rows that took a share of the attention and hold no token
     """
@@ -26,6 +27,7 @@ class Seen:
     counts: dict[int, int]
     distances: dict[int, int]
     zero_rows: int
+    uncounted: frozenset[int] = frozenset()
 
 
 def decode(
@@ -41,7 +43,11 @@ def decode(
     plain = _plain_lens(model, layer)
     weights = reading.weights[plain]
     unit = weights[own] if weights[own] > 0 else weights[weights > 0].min(initial=1.0)
-    counts = {int(token): _count(weights[token] / unit) for token in np.flatnonzero(weights > 0)}
+    bound = float(log_bound(model, lenses, precision, highest)[plain])
+    off = 2 * bound + 2 * reading.noise / unit
+    whole = {int(t): _count(weights[t] / unit, off) for t in np.flatnonzero(weights > 0)}
+    counts = {token: count or 1 for token, count in whole.items()}
+    uncounted = frozenset(token for token, count in whole.items() if not count)
     n = round(1 / unit)
     zero_rows = max(0, n - sum(counts.values())) if weights.sum() < 1 - 0.5 / max(n, 1) else 0
     distances = {}
@@ -51,13 +57,16 @@ def decode(
                 found = distance(reading, own, token, model, lenses, precision, highest, layer)
                 if found is not None:
                     distances[token] = found
-    return Seen(counts, distances, zero_rows)
+    return Seen(counts, distances, zero_rows, uncounted)
 
 
-def _count(ratio: float) -> int:
-    """Rows; 1 for what is no whole number of rows, so that its weight is told instead."""
+def _count(ratio: float, off: float) -> int:
+    """Rows; 0 for what is no whole number of rows.
+
+    off  how far honest rounding may take the ratio from it, as a share
+    """
     whole = max(1, round(ratio))
-    return whole if abs(ratio - whole) < 0.2 * whole**0.5 else 1
+    return whole if abs(ratio - whole) < min(0.2 * whole**0.5, off * whole) else 0
 
 
 def distance(
@@ -109,18 +118,19 @@ def visibility_words(seen: Seen, wanted: SeenRow, known: dict[int, Cell]) -> tup
     expected: dict[int, int] = {}
     for cell in wanted.visible:
         expected[cell.token] = expected.get(cell.token, 0) + 1
+    counts = seen.counts | {t: expected[t] for t in seen.uncounted if t in expected}
     extra = [
-        _cell_name(token, known, seen.counts[token] - expected.get(token, 0))
+        _cell_name(token, known, counts[token] - expected.get(token, 0))
         + " again" * (token in expected)
-        for token in seen.counts
-        if seen.counts[token] > expected.get(token, 0)
+        for token in counts
+        if counts[token] > expected.get(token, 0)
     ]
     if seen.zero_rows:
         extra.append(f"{seen.zero_rows} row{'s' * (seen.zero_rows > 1)} without a token")
     missing = [
-        _cell_name(token, known, count - seen.counts.get(token, 0))
+        _cell_name(token, known, count - counts.get(token, 0))
         for token, count in expected.items()
-        if count > seen.counts.get(token, 0)
+        if count > counts.get(token, 0)
     ]
     return _listed(extra), _listed(missing)
 

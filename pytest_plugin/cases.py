@@ -9,6 +9,8 @@ does not hang on the process or the order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.engine_options import engine_options
 from kdtr.conformance.expectations_file import read_expectations
+from kdtr.conformance.file_script import first_small
 from kdtr.conformance.finding import CaseResult, Verdict
 from kdtr.conformance.judge_bundle import Question, questions
 from kdtr.conformance.xray import xray_models
@@ -90,6 +93,18 @@ class Cases:
                 node.asked = [one for one in node.questions if one in asked]
         self.bench.ask_xray([one.case for item in ours if (one := item.question).mode == XRAY])
 
+    @cached_property
+    def in_files(self) -> Path | None:
+        """The bundle whose model is also handed over in files, as the gate chooses it."""
+        with ExitStack() as stack:
+            opened = []
+            for path in self.paths.values():
+                with suppress(KdtrError, OSError):  # the collection of that bundle says it
+                    opened.append(GoldenBundle.open(path))
+                    stack.callback(opened[-1].close)
+            chosen = first_small(opened)
+            return None if chosen is None else Path(chosen.path)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._summary.take(report)
 
@@ -121,7 +136,8 @@ class BundleNode(pytest.Collector):
         except (KdtrError, OSError) as error:
             raise self.CollectError(f"{type(error).__name__}: {error}") from error
         self.config.add_cleanup(self._bundle.close)
-        self.questions = questions(self._bundle.cases)
+        in_files = self.path == self.cases.in_files
+        self.questions = questions(self._bundle.cases, in_files=in_files)
         yield from _items(self, self.cases, self.questions)
 
     def result(self, question: Question) -> CaseResult | None:

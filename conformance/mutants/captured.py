@@ -8,16 +8,26 @@ import numpy as np
 
 from kdtr.conformance.mutants.masks import with_mask
 from kdtr.conformance.mutants.mutant import MutantClass
+from kdtr.conformance.mutants.padded import Padded
 from kdtr.conformance.mutants.planting import wrap
 
 CAPTURED = MutantClass("captured buffers")
 
-CAPTURED.waits(
-    "M141",
-    "GRAPH-1",
-    "padding on the host",
-    "rows of padding keep the positions of the call before",
+
+@CAPTURED.mutant(
+    "M141", "GRAPH-1", breaks="PAD-1", also=("SLOT-1",), first_seen_at="scores", needs="graph"
 )
+def padding_keeps_its_slots(engine: Any) -> None:
+    """Rows of padding keep the slots that rows of the tree before had, and are written there."""
+
+    def change(padded: Padded, kept: dict[Any, Any], rows: Any) -> Any:
+        slots = rows.slots.copy()
+        if padded.n in kept:
+            slots[padded.rows :] = kept[padded.n][padded.rows :]
+        kept[padded.n] = slots
+        return rows._replace(slots=slots)
+
+    Padded(engine, change)
 
 
 @CAPTURED.mutant("M143", "GRAPH-3", breaks="MASK-2", first_seen_at="mask", needs="graph")
@@ -32,9 +42,18 @@ def first_mask_of_a_size(engine: Any) -> None:
     wrap(engine, tree_layout=tree_layout)
 
 
-CAPTURED.waits(
-    "M145", "GRAPH-5", "padding on the host", "the rows that count are those of the call before"
+@CAPTURED.mutant(
+    "M145", "GRAPH-5", breaks="PAD-1", also=("SLOT-1",), first_seen_at="scores", needs="graph"
 )
+def count_of_the_call_before(engine: Any) -> None:
+    """Of a tree as many rows count as in the tree before it; behind them all is padding."""
+
+    def change(padded: Padded, kept: dict[Any, Any], rows: Any) -> Any:
+        padded.counted = kept.get(padded.n, padded.rows)
+        kept[padded.n] = padded.rows
+        return rows
+
+    Padded(engine, change)
 
 
 @CAPTURED.mutant("M147", "GRAPH-7", breaks="MASK-1", first_seen_at="mask", needs="graph")

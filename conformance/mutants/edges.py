@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from kdtr.conformance.mutants.mutant import MutantClass
+from kdtr.conformance.mutants.padded import Padded
 from kdtr.conformance.mutants.planting import on_commit, on_open, wrap
 from kdtr.contract import DraftTree
 
@@ -18,7 +21,33 @@ def lone_root_not_kept(engine: Any) -> None:
     on_commit(engine, lambda parents, path, session: path if len(parents) > 1 else [])
 
 
-EDGES.waits("M071", "EDGE-3", "padding on the host", "nodes of padding are children of the root")
+@EDGES.mutant(
+    "M071", "EDGE-3", breaks="PAD-1", also=("ACC-2",), first_seen_at="bonus", needs="core"
+)
+def padding_is_walkable(engine: Any) -> None:
+    """Nodes of padding are children of the root, and may be walked: the path is told without them.
+
+    The bucket is large, and their tokens count up: many a target is among them.
+    """
+
+    def change(padded: Padded, _: dict[Any, Any], rows: Any) -> Any:
+        tokens = rows.tokens.copy()
+        tokens[padded.rows :] = np.arange(padded.n - padded.rows)
+        return rows._replace(tokens=tokens)
+
+    padded = Padded(engine, change, bucket=32)
+
+    def accept_walk(original: Any, tokens: Any, parents: Any, *rest: Any) -> Any:
+        rows = padded.rows if len(tokens) == padded.n else len(tokens)
+        parents = np.where(np.arange(len(tokens)) < rows, parents, 0)
+        walk = original(tokens, parents, *rest)
+        own = walk.path < rows
+        return walk._replace(
+            path=np.where(own, walk.path, -1),
+            accept_len=np.array([((walk.path >= 0) & own).sum()]),
+        )
+
+    wrap(engine, accept_walk=accept_walk)
 
 
 @EDGES.mutant("M072", "EDGE-4", breaks="PAD-1", first_seen_at="parents", needs="core")

@@ -9,16 +9,29 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.mutants.mutant import MutantClass
+from kdtr.conformance.mutants.padded import Padded
 from kdtr.conformance.mutants.planting import in_trees, wrap
 
 MASKS = MutantClass("masks")
 
-MASKS.waits(
-    "M009",
-    "MASK-1",
-    "padding on the host",
-    "the prefix is shorter by the padded nodes, and the tree block further left",
+
+@MASKS.mutant(
+    "M009", "MASK-1", breaks="MASK-1", also=("MASK-2",), first_seen_at="mask", needs="core"
 )
+def prefix_short_by_the_padding(engine: Any) -> None:
+    """The prefix is shorter by the nodes of padding, and the tree's block as much further left."""
+    padded = Padded(engine)
+
+    def change(mask: Any, open_len: int) -> Any:
+        first = open_len - (padded.n - padded.rows)
+        if first < 0:  # no prefix of this length
+            return mask
+        moved = np.zeros_like(mask)
+        moved[:, :first] = True
+        moved[:, first : first + padded.rows] = mask[:, open_len:]
+        return moved
+
+    with_mask(engine, change)
 
 
 @MASKS.mutant("M010", "MASK-2", breaks="MASK-1", first_seen_at="mask", needs="core")

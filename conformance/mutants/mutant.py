@@ -44,15 +44,18 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A fault of a part that the engine does not have.
+    """A fault of a part that the host engine does not have.
 
-    part  what is waited for
+    part        what is waited for; or where the fault is planted instead
+    in_cuda_as  its name among the faults of the CUDA engine, tests/engine/gpu/cuda_faults.py, where
+                it is planted and seen; "": nowhere yet
     """
 
     number: str
     kind: str
     part: str
     what: str
+    in_cuda_as: str = ""
 
 
 class MutantClass:
@@ -88,3 +91,8 @@ class MutantClass:
     def waits(self, number: str, kind: str, part: str, what: str) -> None:
         """Declare a fault of a part that is not there."""
         self.waiting.append(Waiting(number, kind, part, what))
+
+    def in_cuda(self, number: str, kind: str, fault: str, what: str) -> None:
+        """Declare a fault that only the CUDA engine can have, and that is planted there."""
+        part = f"nothing: planted in the CUDA engine, as {fault}"
+        self.waiting.append(Waiting(number, kind, part, what, fault))

@@ -1,8 +1,8 @@
 """A mutant before the judge: every case in the gate's order, up to the first finding.
 
 The order is that of `kdtr gate`: bundle by bundle, plain decoding and chains first, each case in
-every mode, the script last; and the x-ray set, where logits alone were shown and the gate's
-finding does not name the fault.
+every mode, the script last, and of the first small model its files; and the x-ray set, where
+logits alone were shown and the gate's finding does not name the fault.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
 from kdtr.conformance.drive import MODES
+from kdtr.conformance.file_script import first_small, judge_files
 from kdtr.conformance.finding import Finding
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.mutants.mutant import Mutant
@@ -109,6 +111,7 @@ class Court:
 
     def _findings(self, engine: Any, bundles: Sequence[GoldenBundle]) -> Iterator[list[Finding]]:
         info: EngineInfo = engine.info
+        in_files = first_small(bundles)
         for bundle in bundles:
             model = engine.load((bundle.config, bundle.weights))
             name = bundle.path.stem
@@ -121,6 +124,9 @@ class Court:
             script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
             if script is not None:
                 yield judge_state(name, model, info, bundle.config, script).findings
+            if bundle is in_files:
+                noise_of = partial(self._case_noise, bundle, profile=info.profile)
+                yield judge_files(name, engine, info, bundle, noise_of).findings
             model.close()
 
     def _case_noise(

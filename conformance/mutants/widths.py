@@ -10,10 +10,10 @@ from kdtr.conformance.mutants.mutant import MutantClass
 from kdtr.conformance.mutants.planting import wrap
 
 WIDTHS = MutantClass("integer widths")
-_PART = "indices of a fixed width on the host"  # Python's integers do not overflow
 
-WIDTHS.waits("M148", "OVF-1", _PART, "a row's offset in the cache has 32 bits")
-WIDTHS.waits("M150", "OVF-3", _PART, "a query's offset has 32 bits")
+# Python's integers do not overflow.
+WIDTHS.in_cuda("M148", "OVF-1", "row_offset_of_32_bits", "a row's offset in the cache has 32 bits")
+WIDTHS.in_cuda("M150", "OVF-3", "row_stride_of_32_bits", "a query's offset has 32 bits")
 
 
 @WIDTHS.mutant("M152", "OVF-5", breaks="MASK-2", first_seen_at="mask", needs="packed")

@@ -170,7 +170,7 @@ def test_prefill_verify_commit_are_enough(judge: Judge, small: Path) -> None:
         for mode in modes
     }
     expected |= {(case, "stepwise"): Verdict.PASS for case in ("y", "ar", "drafted")}
-    expected["state", "script"] = Verdict.PASS
+    expected["state", "script"] = expected["files", "script"] = Verdict.PASS
     assert expected == verdicts(gate)
     stepwise = {result.case: result for result in gate.results if result.mode == "stepwise"}
     not_offered = {
@@ -291,13 +291,16 @@ def test_sessions_and_model_are_closed_and_progress_is_told(small: Path) -> None
     assert [f"y / {mode}" for mode in modes if mode != "decode"] == told[5:]
 
 
-def test_a_whole_run_ends_with_the_script_of_each_bundle(small: Path) -> None:
+def test_a_whole_run_ends_with_the_scripts(small: Path) -> None:
+    """Of each bundle what a session refuses, and of the first small one its files."""
     told: list[str] = []
 
-    gate = run_gate(load_engine("host"), [small], engine_name="x", progress=told.append)
+    gate = run_gate(load_engine("host"), [small, small], engine_name="x", progress=told.append)
 
     assert gate.passed
-    assert "state / script" == told[-1]
+    assert ["state / script"] == told[-1:]
+    assert 2 == told.count("state / script")
+    assert 1 == told.count("files / script")
     assert ("state", "script") == (gate.results[-1].case, gate.results[-1].mode)
 
 

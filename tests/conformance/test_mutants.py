@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.file_cases import FILE_CASES
 from kdtr.conformance.mutants import BY_NAME, CLASSES, MUTANTS, WAITING, Mutant, make_engine
 from kdtr.conformance.mutants.gaps import LOGITS_ONLY, SHOWN
 from kdtr.conformance.mutants.kill_matrix import COLUMNS, living, matrix_text, summary
@@ -21,6 +23,7 @@ from kdtr.conformance.mutants.trial import Court, LogitsOnly, Trial
 from kdtr.conformance.state_script import _CHECKS
 from kdtr.contract import STAGE, EngineError, rules
 
+CUDA_FAULTS = Path(__file__).resolve().parents[1] / "engine" / "gpu" / "cuda_faults.py"
 MATRIX = Path(__file__).resolve().parents[2] / "docs" / "kill-matrix.md"
 # The list: a class's faults in order. Numbers that are missing here are kept back there.
 LIST = {
@@ -75,8 +78,27 @@ def test_a_class_is_declared_in_the_order_of_the_list(name: str) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_says_what_it_breaks_and_where_it_is_seen(mutant: Mutant) -> None:
     assert set(mutant.rules) <= set(rules())
-    assert mutant.stage in {*STAGE, *(check.name for check in _CHECKS)}
+    checks = {check.name for check in _CHECKS} | {file.name for file in FILE_CASES}
+    assert mutant.stage in {*STAGE} | checks
     assert mutant.what.endswith(".")
+
+
+def test_what_is_planted_in_the_cuda_engine_has_its_name_there() -> None:
+    module = ast.parse(CUDA_FAULTS.read_text(encoding="utf-8"))
+    (faults,) = (
+        node.value
+        for node in module.body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "FAULTS"
+    )
+    assert isinstance(faults, ast.Dict)
+    planted = {key.value for key in faults.keys if isinstance(key, ast.Constant)}
+
+    in_cuda = {number: one for number, one in WAITING.items() if one.in_cuda_as}
+
+    assert {"M099", "M148", "M150"} == set(in_cuda)
+    for one in in_cuda.values():
+        assert one.in_cuda_as in planted
+        assert f"nothing: planted in the CUDA engine, as {one.in_cuda_as}" == one.part
 
 
 def test_gaps_are_of_mutants() -> None:
@@ -113,6 +135,8 @@ def test_an_honest_engine_lives(court: Court) -> None:
         ("M047", "base: chain / stepwise / round2"),
         ("M060", "base: limits / stepwise / round1"),
         ("M113", "base: ar / stepwise / chunk0"),
+        ("M133", "base: files / script / checkpoint with payloads in reverse order"),
+        ("M138", "base: files / script / KDTR file with a tensor twice"),
         ("M152", "base: long / stepwise / round0"),
         ("M155", "base: state / script / second verify"),
     ],

@@ -119,7 +119,8 @@ def test_an_unsupported_smoke_case_blocks_nothing(judge: Judge, small: Path) -> 
 def test_what_raises_in_plain_decoding_blocks_the_script_too(judge: Judge, small: Path) -> None:
     gate = judge(Hostile({"verify": raising(ValueError("no stream"))}), small)
 
-    script = gate.results[-1]
+    script, files = gate.results[-2:]
+    assert ("files", Verdict.BLOCKED) == (files.case, files.verdict)
     assert ("state", Verdict.BLOCKED, "ar / stepwise") == (
         script.case,
         script.verdict,
@@ -132,8 +133,9 @@ def test_wrong_numbers_do_not_block_the_script(judge: Judge, small: Path) -> Non
     """It looks at refusals, and compares the engine with itself."""
     gate = judge(ENGINE, small, fault="scaled_twice")
 
-    assert Verdict.PASS is gate.results[-1].verdict
-    assert "script" == gate.results[-1].mode
+    script, files = gate.results[-2:]
+    assert ("state", "script", Verdict.PASS) == (script.case, script.mode, script.verdict)
+    assert ("files", "script", Verdict.BLOCKED) == (files.case, files.mode, files.verdict)
 
 
 def test_every_bundle_has_smoke_of_its_own(judge: Judge, corpus: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_bundle_of_lone_roots_has_no_script(judge: Judge, record: Callable[...
 
     gate = judge("host", record([plan]))
 
-    assert {"ar"} == {result.case for result in gate.results}
+    assert {"ar", "files"} == {result.case for result in gate.results}
 
 
 @pytest.mark.parametrize("until", [None, "round0"])

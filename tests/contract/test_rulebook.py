@@ -20,7 +20,7 @@ def test_every_rule_of_the_page_is_found_once():
 
     assert bullets == list(rules())
     assert len(set(bullets)) == len(bullets)
-    assert 45 == len(bullets)
+    assert 47 == len(bullets)
 
 
 def test_no_two_rules_say_the_same():
