@@ -18,7 +18,9 @@ class Verdict(Enum):
     PASS = "pass"
     NEAR_TIE = "near tie"  # a decision thinner than the bounds: not a failure, with its gap
     BLOCKED = "blocked"  # it takes for granted what an earlier check found wrong
-    UNSUPPORTED = "unsupported"  # the engine lacks the verb: not passed, not failed
+    UNSUPPORTED = (
+        "unsupported"  # the engine lacks the verb, or refuses the model: not passed, not failed
+    )
     FAIL = "fail"
     ERROR = "error"  # the engine raised, or answered with something that is not an answer
 
@@ -138,6 +140,7 @@ class CaseResult:
     branched   of such a case: whether it has branches, which the one that blocks it has not
     not_checked  differences that thin choices of experts may explain, and too many to try
     excused_rows  rows that such a difference leaves unjudged
+    refused    why the engine does not load the model, in its words: unsupported, never passed
     compared   every comparison with a recorded case, in order
     """
 
@@ -154,6 +157,7 @@ class CaseResult:
     branched: bool = False
     not_checked: int = 0
     excused_rows: int = 0
+    refused: str = ""
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)

@@ -17,13 +17,14 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import NoiseFloor
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, shortened, told
 from kdtr.conformance.smoke import Smoke, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.conformance.xray_gate import xray_results
-from kdtr.contract import CaseError, Engine
+from kdtr.contract import CaseError, Engine, UnsupportedError
 
 Progress = Callable[[str], None]
+LOAD = "load"  # the mode's name, of a model that is not loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +139,17 @@ def _judge_bundle(
     try:
         info = engine.info
         model = engine.load((bundle.config, bundle.weights))
+    except UnsupportedError as error:  # what it says it cannot compute is not judged
+        refused = CaseResult(name, "all", LOAD, Verdict.UNSUPPORTED, refused=shortened(str(error)))
+        gate.results.append(refused)
+        return
     except RAISED as error:
         text = f"load() raised {told(error)}"
-        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
+        gate.results.append(_model_error(name, LOAD, text, blocked=len(bundle.cases)))
         return
     if not callable(getattr(model, "open", None)):
         text = f"load() returned a {type(model).__name__} without open(); expected a model"
-        gate.results.append(_model_error(name, "load", text, blocked=len(bundle.cases)))
+        gate.results.append(_model_error(name, LOAD, text, blocked=len(bundle.cases)))
         return
     floor = NoiseFloor.of_bundle(bundle, info.profile)
     smoke = Smoke(name)
