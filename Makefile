@@ -32,7 +32,11 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: _gate-gpu _bench-gpu
+# Engines of others, each in an environment of its own (docs/adapters.md).
+HF_CORPUS = $(filter-out $(CORPUS)/expert-ties.kdtr,$(wildcard $(CORPUS)/*.kdtr))
+TEST_ADAPTERS = $(PYTEST) -o addopts=--import-mode=importlib -rs tests/adapters
+
+.PHONY: _gate-gpu _bench-gpu _peer-hf _run-hf
 .PHONY: help setup kernels gate-gpu bench-gpu gate test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
 
 help: ## list the verbs
@@ -95,6 +99,15 @@ mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one; writes d
 	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md $(ARGS)
 	@echo "make mutants: all killed, $(elapsed) in all"
 
+_peer-hf:
+	@$(MAKE) --no-print-directory VENV=.venv-hf _run-hf
+
+_run-hf: $(VENV)/ready-hf $(TINY)
+	$(KDTR) gate --engine hf $(HF_CORPUS) $(TINY)
+	$(KDTR) gate --engine hf --engine-option dtype=bfloat16 $(HF_CORPUS) $(TINY)
+	$(TEST_ADAPTERS)
+	@echo "hf: passed, $(elapsed) in all"
+
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)
 	$(RUFF) format --check .
@@ -122,15 +135,18 @@ $(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
 # Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
 # and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
 # No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
-STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu)
+STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu hf)
+CONSTRAINTS = $(if $(filter %-hf,$(VENV)),constraints-peers.txt,constraints.txt)
 $(VENV)/ready-runtime: extras :=
 $(VENV)/ready-test: extras := [test,compile]
 $(VENV)/ready-dev: extras := [dev,compile]
 $(VENV)/ready-gpu: extras := [test,cupy-cuda$(CUDA)]
+$(VENV)/ready-hf: extras := [hf,properties]
 $(VENV)/ready-runtime: implied := $(VENV)/ready-runtime
 $(VENV)/ready-test: implied := $(VENV)/ready-runtime $(VENV)/ready-test
-$(VENV)/ready-dev: implied := $(filter-out %-gpu,$(STAMPS))
-$(VENV)/ready-gpu: implied := $(filter-out %-dev,$(STAMPS))
+$(VENV)/ready-dev: implied := $(addprefix $(VENV)/ready-,runtime test dev)
+$(VENV)/ready-gpu: implied := $(addprefix $(VENV)/ready-,runtime test gpu)
+$(VENV)/ready-hf: implied := $(addprefix $(VENV)/ready-,runtime hf)
 
 # A venv holds absolute paths: in a copied or moved checkout it would run the code of the old place.
 # So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh,
@@ -148,7 +164,7 @@ endif
 .PHONY: FORCE
 FORCE:
 
-$(STAMPS): pyproject.toml constraints.txt
+$(STAMPS): pyproject.toml $(CONSTRAINTS)
 	@$(origin_fits) $(find_python) \
 	start=$$(date +%s); \
 	if ! origin_fits; then \
@@ -157,9 +173,9 @@ $(STAMPS): pyproject.toml constraints.txt
 	  rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; \
 	fi; \
 	rm -f $(VENV)/origin; \
-	echo "Installing kdtr$(extras) with the versions of constraints.txt"; \
+	echo "Installing kdtr$(extras) with the versions of $(CONSTRAINTS)"; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.$(extras)' || exit 1; \
+	  --constraint $(CONSTRAINTS) --editable '.$(extras)' || exit 1; \
 	printf '%s\n' "$(CURDIR)" "$$python" > $(VENV)/origin; \
 	touch $(implied); \
 	echo "Set-up took $$(( $$(date +%s) - start )) s"
