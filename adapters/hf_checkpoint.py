@@ -104,11 +104,10 @@ def _refuse_widths(config: ModelConfig, choices: Choices) -> None:
 def _from_directory(directory: Path, config: ModelConfig, choices: Choices) -> Any:
     """Whatever the directory's model_type says, it is read as deepseek_v3: Kimi K2 is one."""
     torch, transformers = libraries()
-    wanted = transformers.DeepseekV3Config(**write_hf_config(config))
     with _quiet(transformers.utils.logging):
         model, report = transformers.DeepseekV3ForCausalLM.from_pretrained(
             directory,
-            config=wanted,
+            config=transformers.DeepseekV3Config(**write_hf_config(config)),
             dtype=getattr(torch, choices.dtype),
             attn_implementation=choices.attention,
             experts_implementation=choices.experts,

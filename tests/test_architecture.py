@@ -52,7 +52,7 @@ ROOMS = {
     "adapters": Room(
         rooms=("contract", "kdtr_format"),
         # torch, transformers, llama_cpp: the extras', each in the files of LIBRARY_FILES alone
-        libraries=("numpy", "torch", "transformers"),
+        libraries=("numpy", "torch", "transformers", "llama_cpp"),
         why="a library is judged as it ships, by a judge and a truth that it shares no code with",
     ),
     "conformance": Room(
@@ -82,6 +82,7 @@ GRANTS = {
 LIBRARY_FILES = {
     "torch": "adapters/hf_*.py",
     "transformers": "adapters/hf_*.py",
+    "llama_cpp": "adapters/llamacpp_*.py",
 }
 # Libraries a room may import under `if TYPE_CHECKING` and only there.
 TYPING_ONLY = {"contract": ("numpy",)}
@@ -345,7 +346,7 @@ def test_rooms_are_not_importable_by_their_folder_names():
         ("reference", {"cupy", "kdtr.engine", "kdtr.conformance"}),
         ("kdtr_format", {"cupy", "gguf", "kdtr.engine", "kdtr.reference"}),
         ("conformance", {"cupy", "pyarrow", "kdtr.engine", "kdtr.adapters"}),
-        ("adapters", {"torch", "transformers", "gguf", "kdtr.conformance"}),
+        ("adapters", {"torch", "transformers", "llama_cpp", "gguf", "kdtr.conformance"}),
     ],
 )
 def test_a_fresh_interpreter_imports_the_room_without(room, unwanted):
@@ -369,6 +370,7 @@ def house(tmp_path: Path) -> Path:
     plant(tmp_path, "conformance/noise_floor.py", "from kdtr import reference")
     plant(tmp_path, "conformance/alternatives_truth.py", "from kdtr import reference")
     plant(tmp_path, "adapters/hf_engine.py", "def late():\n    import torch, transformers")
+    plant(tmp_path, "adapters/llamacpp_engine.py", "def late():\n    import llama_cpp")
     plant(tmp_path, "tests/adapters/test_session.py", "import kdtr.adapters")
     plant(tmp_path, "tests/test_reference.py", "import torch\nimport kdtr.reference")
     plant(tmp_path, "tests/engine/test_session.py", "import kdtr.engine")

@@ -108,7 +108,7 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
         requirement.name for requirement in required if requirement.marker is None
     }
     assert {
-        *("cupy-cuda12x", "cupy-cuda13x", "gguf", "hf", "parquet"),
+        *("cupy-cuda12x", "cupy-cuda13x", "gguf", "hf", "llamacpp", "parquet"),
         *("compile", "properties", "campaign", "ray", "test", "dev"),
     } == set(metadata.get_all("Provides-Extra"))
 
@@ -201,7 +201,7 @@ def test_entry_points_resolve(group, name):
 
 
 def test_the_engines_are_the_reference_the_host_the_device_and_the_peers():
-    assert ["cuda", "hf", "host", "reference"] == sorted(
+    assert ["cuda", "hf", "host", "llamacpp", "reference"] == sorted(
         PROJECT["project"]["entry-points"]["kdtr.engines"]
     )
 
@@ -243,7 +243,7 @@ def test_the_environments_of_the_peers_have_the_same_versions_but_for_mpmath():
     differ = {name for name in PEER_PINS if PINS.get(name, PEER_PINS[name]) != PEER_PINS[name]}
 
     assert {"mpmath"} == differ  # torch brings sympy, which wants mpmath below 1.4
-    assert {"numpy", "ml-dtypes", "safetensors", "rich", "pytest"} <= set(PEER_PINS)
+    assert {"numpy", "ml-dtypes", "safetensors", "rich", "gguf", "pytest"} <= set(PEER_PINS)
 
 
 def test_what_dependencies_bring_along_is_pinned_too():
