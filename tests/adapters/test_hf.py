@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, GoldenBundle, Selection, Verdict, load_engine, run_gate
-from kdtr.contract import DraftTree, UnsupportedError
+from kdtr.contract import DraftTree, EngineInfo, UnsupportedError
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
@@ -70,6 +71,31 @@ def test_what_transformers_cannot_say_is_unsupported_by_name(name: str, field: s
     assert not result.passed
     assert Verdict.UNSUPPORTED is only.verdict
     assert f"cannot say this model: {field}; transformers" in only.refused
+
+
+class WithoutIslands:
+    """The hf engine in float64, which says that its sums are in float64 too."""
+
+    def __init__(self) -> None:
+        self._engine = load_engine("hf", {"dtype": "float64"})
+        self.load = self._engine.load
+
+    @property
+    def info(self) -> EngineInfo:
+        info = self._engine.info
+        return replace(info, profile=replace(info.profile, accumulation="float64"))
+
+
+def test_islands_of_float32_that_are_not_declared_fail() -> None:
+    """The first is the first norm's: what it gives to the queries is of float32."""
+    selection = Selection(cases=frozenset({"trees"}), modes=frozenset({"stepwise"}))
+
+    result = run_gate(
+        WithoutIslands(), [CORPUS / "base.kdtr"], engine_name="hf", selection=selection
+    )
+
+    (finding,) = (one for one in result.findings if one.verdict is Verdict.FAIL)
+    assert ("q_nope", "layer 0") == (finding.stage, finding.where[:7])
 
 
 def test_equal_router_scores_go_to_other_experts_than_the_lowest_ids() -> None:
