@@ -83,7 +83,7 @@ class TransformersEngine:
             profile=_profile(dtype, attention),
             verbs=_OFFERED,
             stages=SHOWN_BY_EAGER if attention == EAGER else SHOWN,
-            conventions={"float32 islands": _ISLANDS, "latent_norm_eps": "1e-6"},
+            conventions={"islands of float32": _ISLANDS},
         )
 
     def load(self, source: ModelSource) -> TransformersModel:

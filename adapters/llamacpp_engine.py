@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from kdtr.adapters import checks
 from kdtr.adapters.llamacpp_backend import CACHE_TYPES, LlamaBackend
@@ -24,11 +24,12 @@ from kdtr.contract import (
 # A mask of one's own cannot be given: what a token sees follows from sequences and positions.
 _NOT_OFFERED = {"forward_tokens", "build", "verify_batch", "commit_batch"}
 _OFFERED = frozenset(VERBS) - _NOT_OFFERED
+# Not under the names of fields: a number there would change the truth (property_tests/subject.py).
 _CONVENTIONS = {
-    "slots": "cells of llama.cpp's choice, never moved; columns are shown in logical order",
-    "latent_norm_eps": "GGUF has one eps for all norms; another is in q_a_proj and kv_a_proj",
-    "n_shared_experts": "GGUF has no 0; it is one shared expert of zeros",
-    "mscale": "GGUF has equal mscale keys; the amplitude of cos and sin is in the rotated rows",
+    "layout of the cache": "cells of llama.cpp's choice, never moved; shown in logical order",
+    "eps of the latent norms": "GGUF has one eps for all norms: in q_a_proj and kv_a_proj instead",
+    "no shared expert": "GGUF must have one: one of zeros instead",
+    "amplitude of YaRN": "GGUF has equal mscale keys: in the rotated rows instead",
 }
 
 
@@ -51,6 +52,7 @@ class LlamaModel:
         slots = checks.slots(max_len, self.config)
         backend = LlamaBackend(self._loaded, slots, **self._choices)
         session = AdapterSession(self._name, _OFFERED, self.config, backend, slots)
+        finalize(session, backend.close)  # for one that is dropped without close()
         self._sessions.add(session)
         return session
 

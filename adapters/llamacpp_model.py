@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from kdtr.adapters.llamacpp_express import expressible
 from kdtr.adapters.llamacpp_library import failure, library
@@ -17,17 +17,20 @@ from kdtr.kdtr_format import export_gguf, open_model
 _GIVEN_TO_CONTEXTS = ("beta_fast", "beta_slow")
 
 
-@dataclass(slots=True)
 class LoadedModel:
-    """The configuration as it was given, and llama_model's pointer."""
+    """The configuration as it was given, and llama_model's pointer; None once it is closed.
 
-    config: ModelConfig
-    pointer: Any
+    Its weights are given back by close(), or when nobody holds it: contexts do, as they read it.
+    """
+
+    def __init__(self, config: ModelConfig, pointer: Any) -> None:
+        self.config = config
+        self.pointer = pointer
+        self._free = finalize(self, library().api.llama_model_free, pointer)
 
     def close(self) -> None:
-        if self.pointer is not None:
-            library().api.llama_model_free(self.pointer)
         self.pointer = None
+        self._free()  # the second time it does nothing
 
 
 def load_llamacpp(source: ModelSource) -> LoadedModel:

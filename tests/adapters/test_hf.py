@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, GoldenBundle, Selection, Verdict, load_engine, run_gate
-from kdtr.contract import DraftTree, EngineInfo, UnsupportedError
+from kdtr.contract import DraftTree, EngineInfo, SessionError, UnsupportedError
+from kdtr.kdtr_format import export_checkpoint
 
 MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
@@ -149,6 +150,22 @@ def test_a_commit_gathers_rows_and_crops_the_rest() -> None:
             np.testing.assert_array_equal(shown, kept[layer, 3:])
 
 
+def test_a_directory_that_transformers_reads_itself_is_given_to_it(tmp_path: Path) -> None:
+    prompt = [3, 1, 4, 1, 5]
+    mask = np.tri(5, dtype=bool)
+    with closing(GoldenBundle.open(CORPUS / "base.kdtr")) as bundle:
+        export_checkpoint((bundle.config, bundle.weights), tmp_path / "model")
+        models = [
+            load_engine("hf").load(source)
+            for source in (tmp_path / "model", (bundle.config, bundle.weights))
+        ]
+
+    rows = [m.open(max_len=5).forward_tokens(prompt, np.arange(5), mask) for m in models]
+
+    assert (tmp_path / "model/model.safetensors").is_file()
+    np.testing.assert_array_equal(*rows)
+
+
 def test_a_closed_model_closes_its_sessions() -> None:
     model = load_engine("hf").load(CHECKPOINTS / "v01-qlora-g1")
     held = model.open(max_len=4)
@@ -157,5 +174,5 @@ def test_a_closed_model_closes_its_sessions() -> None:
 
     calls: list[Callable[[], object]] = [lambda: held.prefill([1]), lambda: model.open(max_len=4)]
     for call in calls:
-        with pytest.raises(Exception, match="closed"):
+        with pytest.raises(SessionError, match="closed"):
             call()

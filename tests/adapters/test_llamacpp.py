@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, Selection, Verdict, load_engine, run_gate
-from kdtr.contract import DraftTree, Engine, EngineInfo, UnsupportedError
+from kdtr.contract import DraftTree, Engine, EngineInfo, SessionError, UnsupportedError
 
 MISSING = importlib.util.find_spec("llama_cpp") is None
 pytestmark = pytest.mark.skipif(MISSING, reason="not installed: llama_cpp")
@@ -123,3 +124,27 @@ def test_a_mask_cannot_be_given() -> None:
 
     with pytest.raises(UnsupportedError, match=r"does not offer forward_tokens\(\)"):
         held.forward_tokens([1], np.array([0]), np.ones((1, 1), bool))
+
+
+def test_a_session_that_is_dropped_gives_its_context_back() -> None:
+    model = load_engine("llamacpp").load(CHECKPOINTS / "v01-qlora-g1")
+    held = model.open(max_len=4)
+    backend = held._backend
+
+    del held
+    gc.collect()
+
+    assert backend._context is None
+    model.close()
+
+
+def test_a_closed_model_closes_its_sessions() -> None:
+    model = load_engine("llamacpp").load(CHECKPOINTS / "v01-qlora-g1")
+    held = model.open(max_len=4)
+
+    model.close()
+    model.close()
+
+    for call in (lambda: held.prefill([1]), lambda: model.open(max_len=4)):
+        with pytest.raises(SessionError, match="closed"):
+            call()
