@@ -45,7 +45,9 @@ GgmlTensor._fields_ = [
     ("data", ctypes.c_void_p),
     ("name", ctypes.c_char * 64),
     ("extra", ctypes.c_void_p),
+    ("padding", ctypes.c_char * 8),
 ]
+_OBJECT_BYTES = 32  # sizeof(struct ggml_object), which ggml_tensor_overhead() adds
 
 
 class Library(NamedTuple):
@@ -79,12 +81,26 @@ def library() -> Library:
     _KEPT.append(api.llama_log_callback(listen))  # called for as long as the process lives
     api.llama_log_set(_KEPT[-1], ctypes.c_void_p(0))
     api.llama_backend_init()
+    refuse_layout(int(api._lib.ggml_tensor_overhead()), llama_cpp.__version__)
     op_name = api._lib.ggml_op_name
     op_name.restype, op_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
     return Library(api, llama_cpp.__version__, lambda op: op_name(op).decode(), log)
 
 
 _KEPT: list[Any] = []
+
+
+def refuse_layout(overhead: int, version: str) -> None:
+    """A tensor of another version is read wrongly, or not at all: its size tells.
+
+    overhead  ggml_tensor_overhead(), bytes
+    """
+    found, wanted = overhead - _OBJECT_BYTES, ctypes.sizeof(GgmlTensor)
+    if found != wanted:
+        raise UnsupportedError(
+            f"llama-cpp-python {version} has tensors of {found} bytes; expected {wanted}, as in "
+            "0.3.36: install that"
+        )
 
 
 def failure(what: str) -> EngineError:

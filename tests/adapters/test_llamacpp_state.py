@@ -10,7 +10,7 @@ import pytest
 
 from kdtr.adapters import make_llamacpp_engine
 from kdtr.adapters.llamacpp_backend import leaves_below, read_latents
-from kdtr.adapters.llamacpp_library import library
+from kdtr.adapters.llamacpp_library import library, refuse_layout
 from kdtr.contract import ConfigError, DraftTree, EngineError, ModelConfig, UnsupportedError
 
 CONFIG = ModelConfig.tiny().replace(num_hidden_layers=2, kv_lora_rank=3, qk_rope_head_dim=4)
@@ -90,3 +90,10 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.Mon
 
     with pytest.raises(UnsupportedError, match=r"needs llama-cpp-python.*pip install 'kdtr\[llam"):
         make_llamacpp_engine()
+
+
+def test_tensors_of_another_layout_are_refused() -> None:
+    refuse_layout(336 + 32, "0.3.36")
+
+    with pytest.raises(UnsupportedError, match=r"0\.3\.99 has tensors of 344 bytes; expected 336"):
+        refuse_layout(344 + 32, "0.3.99")
