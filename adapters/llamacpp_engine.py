@@ -116,8 +116,9 @@ def make_llamacpp_engine(
 
 
 def _profile(cache: str, flash_attention: bool) -> NumericProfile:
-    """All in float32, but the latents; with flash attention these are read in float16, whatever the
-    cache holds, and their weighted sum is kept in float16 while it grows."""
+    """All in float32, but for a cache of float16: what it is multiplied with, queries and
+    probabilities, is rounded to float16 first, and is as far off as scores stored in it. Flash
+    attention reads every cache so, and keeps the weighted sum in float16 while it grows."""
     if flash_attention:
-        return NumericProfile(activations="float16", latents="float16")
-    return NumericProfile(latents=cache)
+        return NumericProfile(activations="float16", latents="float16", scores="float16")
+    return NumericProfile(latents=cache, scores=cache)
