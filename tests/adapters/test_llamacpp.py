@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, Selection, Verdict, load_engine, run_gate
-from kdtr.contract import DraftTree, Engine, EngineInfo, SessionError, UnsupportedError
+from kdtr.contract import (
+    DraftTree,
+    Engine,
+    EngineInfo,
+    NumericProfile,
+    SessionError,
+    UnsupportedError,
+)
 
 MISSING = importlib.util.find_spec("llama_cpp") is None
 pytestmark = pytest.mark.skipif(MISSING, reason="not installed: llama_cpp")
@@ -58,17 +65,16 @@ def test_equal_router_scores_go_to_the_lowest_ids() -> None:
     assert [] == result.findings
 
 
-class Declaring:
-    """An engine that says another precision of its cache than it has."""
+class DeclaringFloat32:
+    """An engine that says that all of it is float32."""
 
-    def __init__(self, engine: Engine, latents: str) -> None:
-        self._engine, self._latents = engine, latents
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self.load = engine.load
 
     @property
     def info(self) -> EngineInfo:
-        info = self._engine.info
-        return replace(info, profile=replace(info.profile, latents=self._latents))
+        return replace(self._engine.info, profile=NumericProfile())
 
 
 @pytest.mark.parametrize("options", [{"cache": "float16"}, FLASH], ids=str)
@@ -76,7 +82,7 @@ def test_float16_that_is_declared_as_float32_fails(options: dict[str, Any]) -> N
     """Flash attention reads a cache of float32 in float16: without its profile it is not passed."""
     honest = load_engine("llamacpp", options)
 
-    result = gate("base.kdtr", "trees", engine=Declaring(honest, "float32"))
+    result = gate("base.kdtr", "trees", engine=DeclaringFloat32(honest))
 
     assert not result.passed
     assert Verdict.FAIL in {finding.verdict for finding in result.findings}
