@@ -32,7 +32,14 @@ RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
-.PHONY: _gate-gpu _bench-gpu
+# Engines of others, each in an environment of its own (docs/adapters.md).
+HF_CORPUS = $(filter-out $(CORPUS)/expert-ties.kdtr,$(wildcard $(CORPUS)/*.kdtr))
+# Without these llama.cpp builds its servers and tools too, which takes three times as long.
+LLAMA_CMAKE = $(foreach part,LLAVA_BUILD GGML_NATIVE LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS \
+  LLAMA_BUILD_SERVER LLAMA_BUILD_APP,-D$(part)=OFF)
+TEST_ADAPTERS = $(PYTEST) -o addopts=--import-mode=importlib -rs tests/adapters
+
+.PHONY: _gate-gpu _bench-gpu _peer-hf _run-hf _peer-llamacpp _run-llamacpp
 .PHONY: help setup kernels gate-gpu bench-gpu gate peers test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
 
 help: ## list the verbs
@@ -51,8 +58,10 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 PEERS := \
   tests/conformance/test_cpp_engine.py
 
-peers: $(VENV)/ready-test $(TINY) ## judge engines of another make on all bundles: C++, over stdio and files
+peers: $(VENV)/ready-test $(TINY) ## judge engines of another make: C++, transformers, llama.cpp
 	KDTR_PEERS=1 $(PYTEST) -rsP $(PEERS) $(ARGS)
+	@$(MAKE) --no-print-directory _peer-hf
+	@$(MAKE) --no-print-directory _peer-llamacpp
 	@echo "make peers: passed, $(elapsed) in all"
 
 test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
@@ -103,6 +112,25 @@ mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one; writes d
 	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md $(ARGS)
 	@echo "make mutants: all killed, $(elapsed) in all"
 
+_peer-hf:
+	@$(MAKE) --no-print-directory VENV=.venv-hf _run-hf
+
+_run-hf: $(VENV)/ready-hf $(TINY)
+	$(KDTR) gate --engine hf $(HF_CORPUS) $(TINY)
+	$(KDTR) gate --engine hf --engine-option dtype=bfloat16 $(HF_CORPUS) $(TINY)
+	$(TEST_ADAPTERS)
+	@echo "hf: passed, $(elapsed) in all"
+
+_peer-llamacpp: export CMAKE_ARGS = $(LLAMA_CMAKE)
+_peer-llamacpp:
+	@$(MAKE) --no-print-directory VENV=.venv-llamacpp _run-llamacpp
+
+_run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
+	$(KDTR) gate --engine llamacpp $(CORPUS)/*.kdtr $(TINY)
+	$(KDTR) gate --engine llamacpp --engine-option cache=float16 $(CORPUS)/*.kdtr $(TINY)
+	$(TEST_ADAPTERS)
+	@echo "llamacpp: passed, $(elapsed) in all"
+
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)
 	$(RUFF) format --check .
@@ -130,15 +158,20 @@ $(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
 # Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
 # and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
 # No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
-STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu)
+STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu hf llamacpp)
+CONSTRAINTS = $(if $(filter %-hf %-llamacpp,$(VENV)),constraints-peers.txt,constraints.txt)
 $(VENV)/ready-runtime: extras :=
 $(VENV)/ready-test: extras := [test,compile]
 $(VENV)/ready-dev: extras := [dev,compile]
 $(VENV)/ready-gpu: extras := [test,cupy-cuda$(CUDA)]
+$(VENV)/ready-hf: extras := [hf,properties]
+$(VENV)/ready-llamacpp: extras := [llamacpp,properties]
 $(VENV)/ready-runtime: implied := $(VENV)/ready-runtime
 $(VENV)/ready-test: implied := $(VENV)/ready-runtime $(VENV)/ready-test
-$(VENV)/ready-dev: implied := $(filter-out %-gpu,$(STAMPS))
-$(VENV)/ready-gpu: implied := $(filter-out %-dev,$(STAMPS))
+$(VENV)/ready-dev: implied := $(addprefix $(VENV)/ready-,runtime test dev)
+$(VENV)/ready-gpu: implied := $(addprefix $(VENV)/ready-,runtime test gpu)
+$(VENV)/ready-hf: implied := $(addprefix $(VENV)/ready-,runtime hf)
+$(VENV)/ready-llamacpp: implied := $(addprefix $(VENV)/ready-,runtime llamacpp)
 
 # A venv holds absolute paths: in a copied or moved checkout it would run the code of the old place.
 # So $(VENV)/origin names the checkout and its Python. If another is asked for now, start afresh,
@@ -156,7 +189,7 @@ endif
 .PHONY: FORCE
 FORCE:
 
-$(STAMPS): pyproject.toml constraints.txt
+$(STAMPS): pyproject.toml $(CONSTRAINTS)
 	@$(origin_fits) $(find_python) \
 	start=$$(date +%s); \
 	if ! origin_fits; then \
@@ -165,9 +198,9 @@ $(STAMPS): pyproject.toml constraints.txt
 	  rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; \
 	fi; \
 	rm -f $(VENV)/origin; \
-	echo "Installing kdtr$(extras) with the versions of constraints.txt"; \
+	echo "Installing kdtr$(extras) with the versions of $(CONSTRAINTS)"; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.$(extras)' || exit 1; \
+	  --constraint $(CONSTRAINTS) --editable '.$(extras)' || exit 1; \
 	printf '%s\n' "$(CURDIR)" "$$python" > $(VENV)/origin; \
 	touch $(implied); \
 	echo "Set-up took $$(( $$(date +%s) - start )) s"

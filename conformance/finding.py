@@ -19,7 +19,8 @@ class Verdict(Enum):
     PASS = "pass"
     NEAR_TIE = "near tie"  # a decision thinner than the bounds: not a failure, with its gap
     BLOCKED = "blocked"  # it takes for granted what an earlier check found wrong
-    UNSUPPORTED = "unsupported"  # the engine lacks the verb: not passed, not failed
+    # The engine lacks the verb, or refuses the model: not passed, not failed.
+    UNSUPPORTED = "unsupported"
     EXCUSED = "excused"  # it failed or raised as an expectations file says (expectations.py)
     FAIL = "fail"
     ERROR = "error"  # the engine raised, or answered with something that is not an answer
@@ -162,6 +163,7 @@ class CaseResult:
     excused_rows  rows that such a difference leaves unjudged
     expected   ids of the entries of an expectations file that hold here
     counted    whether a near tie, or what is not supported, counts against the file's ceilings
+    refused    why the engine does not load the model, in its words: unsupported, never passed
     compared   every comparison with a recorded case, in order
     """
 
@@ -180,6 +182,7 @@ class CaseResult:
     excused_rows: int = 0
     expected: set[str] = field(default_factory=set)
     counted: bool = True
+    refused: str = ""
     unshown: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)

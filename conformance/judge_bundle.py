@@ -18,12 +18,13 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import CaseNoise, NoiseFloor
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, shortened, told
 from kdtr.conformance.smoke import Smoke, is_chain, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
-from kdtr.contract import Engine, EngineInfo, Model
+from kdtr.contract import Engine, EngineInfo, Model, UnsupportedError
 
 Progress = Callable[[str], None]
+LOAD = "load"  # the mode's name, of a model that is not loaded
 # The model as a case is given it; None: it has no answer.
 OfCase = Callable[[Any, CaseInput], Any]
 
@@ -144,12 +145,15 @@ class BundleJudge:
         try:
             self._info = self._engine.info
             model = self._engine.load((self._bundle.config, self._bundle.weights))
+        except UnsupportedError as error:  # what it says it cannot compute is not judged
+            words = shortened(str(error))
+            return CaseResult(self._name, "all", LOAD, Verdict.UNSUPPORTED, refused=words)
         except RAISED as error:
             text = f"load() raised {told(error)}"
-            return _model_error(self._name, "load", text, blocked=blocked)
+            return _model_error(self._name, LOAD, text, blocked=blocked)
         if not callable(getattr(model, "open", None)):
             text = f"load() returned a {type(model).__name__} without open(); expected a model"
-            return _model_error(self._name, "load", text, blocked=blocked)
+            return _model_error(self._name, LOAD, text, blocked=blocked)
         self._model = model
         return None
 

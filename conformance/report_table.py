@@ -124,6 +124,18 @@ def not_offered(results: list[CaseResult]) -> Iterator[str]:
     left_out = sorted({verb for result in scripts for verb in result.unshown})
     if left_out:
         yield f"{SCRIPT}: without the checks that need {', '.join(left_out)}"
+    yield from _refused(results)
+
+
+def _refused(results: list[CaseResult]) -> Iterator[str]:
+    """Models that the engine says it cannot compute, and its words."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        if result.refused:
+            name = result.case if result.mode == XRAY else Path(result.bundle).name
+            names.setdefault(result.refused, []).append(name)
+    for words, of in names.items():
+        yield f"{', '.join(of)}: not loaded: {words}"
 
 
 def blocked(results: list[CaseResult]) -> Iterator[str]:

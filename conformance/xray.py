@@ -26,6 +26,7 @@ from kdtr.contract import STAGE, Engine, EngineInfo, ModelConfig, UnsupportedErr
 Progress = Callable[[str], None]
 Judge = Callable[[Sequence[Answer], Precision], Judgement]
 
+NOT_LOADED = "not loaded: "  # before the engine's words, in a note
 NEEDED = frozenset({"prefill", "verify", "commit"})
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -162,7 +163,7 @@ def _run(
             array.flags.writeable = False
         loaded = engine.load((model.config, MappingProxyType(tensors)))
     except UnsupportedError as error:
-        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"not loaded: {error}")
+        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"{NOT_LOADED}{error}")
     except RAISED as error:
         text = f"load() raised {told(error)}"
         where = Place(BUNDLE, model.name, "load", "load")

@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from kdtr.conformance.finding import CaseResult, Finding, Verdict
-from kdtr.conformance.xray import ModelResult, XrayModel, XrayResult, run_xray, xray_models
+from kdtr.conformance.xray import (
+    NOT_LOADED,
+    ModelResult,
+    XrayModel,
+    XrayResult,
+    run_xray,
+    xray_models,
+)
 from kdtr.contract import STAGE, Engine, Source, UnsupportedError
 
 XRAY = "x-ray"  # the mode's name, and the bundle's
@@ -65,6 +72,8 @@ def _case(model: ModelResult, result: XrayResult, again: list[str]) -> CaseResul
     ]
     case = CaseResult(XRAY, model.name, XRAY, model.verdict, 1, model.compared, model.rows)
     case.findings = findings
+    if model.note.startswith(NOT_LOADED):
+        case.refused = model.note.removeprefix(NOT_LOADED)
     if model.compared:
         case.saw(model.headroom)
     return case

@@ -216,7 +216,7 @@ def _refused(bench: Bench) -> str:
 def _end(result: CaseResult) -> None:
     """What is neither a pass nor a failure is told to pytest, with the reason."""
     if result.verdict is Verdict.UNSUPPORTED:
-        needs = ", ".join(sorted(result.unshown))
+        needs = result.refused or ", ".join(sorted(result.unshown))
         pytest.skip(f"not offered: needs {needs}" if needs else "not judged")
     if result.verdict is Verdict.BLOCKED:
         pytest.skip(f"blocked by {result.blocked_by}")

@@ -49,6 +49,12 @@ ROOMS = {
         libraries=("numpy", "ml_dtypes", "cupy"),
         why="the comparison would prove nothing if both sides shared code",
     ),
+    "adapters": Room(
+        rooms=("contract", "kdtr_format"),
+        # torch, transformers, llama_cpp: the extras', each in the files of LIBRARY_FILES alone
+        libraries=("numpy", "torch", "transformers", "llama_cpp"),
+        why="a library is judged as it ships, by a judge and a truth that it shares no code with",
+    ),
     "conformance": Room(
         rooms=("contract", "kdtr_format"),
         # pyarrow: the extra's, imported when `kdtr index` writes (the fresh interpreter below)
@@ -79,12 +85,21 @@ GRANTS = {
         "conformance/alternatives_truth.py",
     )
 }
+# Libraries that one adapter alone imports; a pattern without a file fails.
+LIBRARY_FILES = {
+    "torch": "adapters/hf_*.py",
+    "transformers": "adapters/hf_*.py",
+    "llama_cpp": "adapters/llamacpp_*.py",
+}
 # Libraries a room may import under `if TYPE_CHECKING` and only there.
 TYPING_ONLY = {"contract": ("numpy",)}
 # Folders that import what they like, except an engine. A folder that is neither is reported.
 TEST_FOLDERS = ("tests", "benchmarks", "docs")
-# What tests or times an operation of the engine; everything else loads engines by name.
-ENGINE_TESTS = ("tests/engine/*", "benchmarks/kernels/*")
+# What tests or times an operation of an engine's room; everything else loads engines by name.
+ENGINE_TESTS = {
+    "engine": ("tests/engine/*", "benchmarks/kernels/*"),
+    "adapters": ("tests/adapters/*",),
+}
 # No sources of ours: links to the rooms, and products.
 NOT_JUDGED = ("typings", "build", "dist")
 
@@ -183,6 +198,9 @@ def unknown_folders(root: Path) -> Iterator[str]:
 
 
 def stale_grants(root: Path) -> Iterator[str]:
+    for library, pattern in LIBRARY_FILES.items():
+        if not any(root.glob(pattern)):
+            yield f"{pattern} may import {library}, but no file fits; remove it"
     for (room, other), patterns in GRANTS.items():
         for pattern in patterns:
             if not any(root.glob(pattern)):
@@ -214,7 +232,7 @@ def _judge(path: str, found: Import) -> str | None:
         return _judge_room(path, room, parts[1] if len(parts) > 1 else "")
     if room not in ROOMS or parts[0] in sys.stdlib_module_names:
         return None
-    return _judge_library(room, parts[0], found.typing_only)
+    return _judge_library(path, parts[0], found.typing_only)
 
 
 def _judge_room(path: str, room: str, other: str) -> str | None:
@@ -223,9 +241,10 @@ def _judge_room(path: str, room: str, other: str) -> str | None:
     if other not in ROOMS:
         return f", but there is no room {other}/"
     if room not in ROOMS:
-        if other != "engine" or any(fnmatch(path, pattern) for pattern in ENGINE_TESTS):
+        tests = ENGINE_TESTS.get(other)
+        if tests is None or any(fnmatch(path, pattern) for pattern in tests):
             return None
-        return f"; only {' and '.join(ENGINE_TESTS)} may, others load engines by name"
+        return f"; only {' and '.join(tests)} may, others load engines by name"
     granted = GRANTS.get((room, other), ())
     if other in (room, *ROOMS[room].rooms) or any(fnmatch(path, pattern) for pattern in granted):
         return None
@@ -234,8 +253,12 @@ def _judge_room(path: str, room: str, other: str) -> str | None:
     return f"; {room}/ may import only {allowed}{also}: {ROOMS[room].why}"
 
 
-def _judge_library(room: str, library: str, typing_only: bool) -> str | None:
+def _judge_library(path: str, library: str, typing_only: bool) -> str | None:
+    room = path.partition("/")[0]
     for_typing = TYPING_ONLY.get(room, ())
+    files = LIBRARY_FILES.get(library, "*")
+    if not fnmatch(path, files):
+        return f"; only {files} may"
     if library in ROOMS[room].libraries or (typing_only and library in for_typing):
         return None
     allowed = ", ".join(("the standard library", *ROOMS[room].libraries))
@@ -329,7 +352,8 @@ def test_rooms_are_not_importable_by_their_folder_names():
         ("contract", {"numpy", "cupy"} | {f"kdtr.{room}" for room in ROOMS if room != "contract"}),
         ("reference", {"cupy", "kdtr.engine", "kdtr.conformance"}),
         ("kdtr_format", {"cupy", "gguf", "kdtr.engine", "kdtr.reference"}),
-        ("conformance", {"cupy", "pyarrow", "kdtr.engine"}),
+        ("conformance", {"cupy", "pyarrow", "kdtr.engine", "kdtr.adapters"}),
+        ("adapters", {"torch", "transformers", "llama_cpp", "gguf", "kdtr.conformance"}),
     ],
 )
 def test_a_fresh_interpreter_imports_the_room_without(room, unwanted):
@@ -352,6 +376,9 @@ def house(tmp_path: Path) -> Path:
     plant(tmp_path, "conformance/golden.py", "from kdtr import reference")
     plant(tmp_path, "conformance/noise_floor.py", "from kdtr import reference")
     plant(tmp_path, "conformance/alternatives_truth.py", "from kdtr import reference")
+    plant(tmp_path, "adapters/hf_engine.py", "def late():\n    import torch, transformers")
+    plant(tmp_path, "adapters/llamacpp_engine.py", "def late():\n    import llama_cpp")
+    plant(tmp_path, "tests/adapters/test_session.py", "import kdtr.adapters")
     plant(tmp_path, "tests/test_reference.py", "import torch\nimport kdtr.reference")
     plant(tmp_path, "tests/engine/test_session.py", "import kdtr.engine")
     return tmp_path
@@ -553,6 +580,19 @@ CONTRACT_LIBRARIES = (
             "tests/test_gate.py:1 imports kdtr.engine; "
             "only tests/engine/* and benchmarks/kernels/* may, others load engines by name",
             id="test to engine",
+        ),
+        pytest.param(
+            "tests/test_gate.py",
+            "from kdtr.adapters import make_hf_engine",
+            "tests/test_gate.py:1 imports kdtr.adapters; "
+            "only tests/adapters/* may, others load engines by name",
+            id="test to adapter",
+        ),
+        pytest.param(
+            "adapters/session.py",
+            "import torch",
+            "adapters/session.py:1 imports torch; only adapters/hf_*.py may",
+            id="a library outside its adapter",
         ),
         pytest.param(
             "benchmarks/rounds.py",

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 ROOMS = (
-    *("contract", "reference", "engine", "kdtr_format", "conformance"),
+    *("contract", "reference", "engine", "adapters", "kdtr_format", "conformance"),
     *("property_tests", "pytest_plugin"),
 )
 # For readers of the repository, not for users of the package.
@@ -103,7 +103,7 @@ def test_users_get_the_runtime_dependencies_and_neither_cupy_nor_test_tools(meta
         requirement.name for requirement in required if requirement.marker is None
     }
     assert {
-        *("cupy-cuda12x", "cupy-cuda13x", "gguf", "parquet"),
+        *("cupy-cuda12x", "cupy-cuda13x", "gguf", "hf", "llamacpp", "parquet"),
         *("compile", "pytest", "properties", "campaign", "ray", "test", "dev"),
     } == set(metadata.get_all("Provides-Extra"))
 
@@ -195,16 +195,22 @@ def test_entry_points_resolve(group, name):
     assert callable(point.load())
 
 
-def test_the_engines_of_this_project_are_the_reference_the_host_and_the_device():
-    assert ["cuda", "host", "reference"] == sorted(
+def test_the_engines_are_the_reference_the_host_the_device_and_the_peers():
+    assert ["cuda", "hf", "host", "llamacpp", "reference"] == sorted(
         PROJECT["project"]["entry-points"]["kdtr.engines"]
     )
 
 
 # Versions
 
-_PINS = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-PINS = {canonicalize_name(name): version for name, version in _PINS}
+
+def _pins(file: str) -> dict[str, str]:
+    lines = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in lines}
+
+
+PINS = _pins("constraints.txt")
+PEER_PINS = _pins("constraints-peers.txt")
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 DECLARED = [
     Requirement(text)
@@ -221,10 +227,18 @@ DECLARED = [
 @pytest.mark.parametrize("declared", dict.fromkeys(map(str, DECLARED)))
 def test_the_pinned_version_is_the_lower_bound_or_later_and_below_the_next_major(declared):
     requirement = Requirement(declared)
-    pin = PINS[canonicalize_name(requirement.name)]
+    name = canonicalize_name(requirement.name)
+    pin = PINS.get(name) or PEER_PINS[name]
 
     assert {">=", "<"} == {bound.operator for bound in requirement.specifier}
     assert requirement.specifier.contains(pin)
+
+
+def test_the_environments_of_the_peers_have_the_same_versions_but_for_mpmath():
+    differ = {name for name in PEER_PINS if PINS.get(name, PEER_PINS[name]) != PEER_PINS[name]}
+
+    assert {"mpmath"} == differ  # torch brings sympy, which wants mpmath below 1.4
+    assert {"numpy", "ml-dtypes", "safetensors", "rich", "gguf", "pytest"} <= set(PEER_PINS)
 
 
 def test_what_dependencies_bring_along_is_pinned_too():

@@ -13,7 +13,7 @@ import pytest
 from hostile_engines import Hostile, changing
 
 from kdtr.conformance import GateResult, GoldenBundle, Selection, Verdict, load_engine, run_gate
-from kdtr.contract import BundleError, CaseError, Verified
+from kdtr.contract import BundleError, CaseError, UnsupportedError, Verified
 
 Judge = Callable[..., GateResult]
 
@@ -193,6 +193,39 @@ def test_unsupported_is_said_on_the_table_and_not_passed(
     assert "round: not offered, needs round()" in run.out
     assert "not shown, so neither passed nor failed; worth showing in this order:" in run.out
     assert "gate passed: 1 pass, 3 unsupported; " in run.out
+
+
+def refusing(text: str) -> Hostile:
+    def load(original: Any, source: Any) -> Any:
+        raise UnsupportedError(text)
+
+    return Hostile({"load": load})
+
+
+def test_a_model_that_the_engine_refuses_is_unsupported_and_not_passed(
+    judge: Judge, small: Path
+) -> None:
+    gate = judge(refusing("scoring_func = 'softmax'; expected 'sigmoid'"), small)
+
+    (result,) = gate.results
+    assert not gate.passed
+    assert ("all", "load", Verdict.UNSUPPORTED) == (result.case, result.mode, result.verdict)
+    assert "scoring_func = 'softmax'; expected 'sigmoid'" == result.refused
+    assert (0, []) == (result.comparisons, result.findings)
+
+
+def test_the_report_says_which_model_was_refused_and_why(
+    kdtr: Callable[..., SimpleNamespace], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostile_engines, "NEXT", [refusing("no softmax; expected 'sigmoid'")])
+
+    run = kdtr("gate", small, "--engine", "hostile_engines:make_engine")
+
+    assert 1 == run.code
+    said = " ".join(run.out.split())  # lines may be wrapped
+    assert f"{small.name}, visible, " in said
+    assert ": not loaded: no softmax; expected 'sigmoid'" in said
+    assert "gate FAILED: nothing was compared" in said
 
 
 @pytest.mark.parametrize("verbs", [(), ("prefill",), ("snapshot", "accept"), ("verify", "commit")])

@@ -159,7 +159,7 @@ def test_an_author_s_own_tests(author: Author, corpus: Path, tmp_path: Path) -> 
     """Alone, unless tests are named too, or the corpus is in addopts."""
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
     words = named("host", corpus / "half-split.kdtr")
-    chosen = ["-k", "own or decode", "-p", "no:xdist"]
+    chosen = ["-k", "own or ar and decode", "-p", "no:xdist"]
 
     alone = author(*words, *chosen)
     both = author("test_own.py", *words, *chosen)
@@ -195,7 +195,7 @@ def test_what_is_not_offered_is_skipped_by_name(author: Author, corpus: Path) ->
 def test_nothing_but_skips_fails(author: Author, corpus: Path) -> None:
     run = author(
         *named("plugged_engines:make_bare", corpus / "half-split.kdtr"),
-        *("-k", "decode", "-p", "no:xdist"),
+        *("-k", "ar and decode", "-p", "no:xdist"),
     )
 
     assert 1 == run.code
