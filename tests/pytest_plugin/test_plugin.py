@@ -171,6 +171,6 @@ def test_what_is_excused_blocks_as_it_does_in_the_gate(
         *("-k", "not x-ray", "-p", "no:xdist"),
     )
 
-    assert "excused" == run.verdicts["half-split.kdtr", "ar", "stepwise"]
+    assert "excused" == run.verdicts["half-split.kdtr", "stages", "stepwise"]
     assert "blocked" == run.verdicts["half-split.kdtr", "state", "script"]
     assert 1 == run.code  # nothing was compared
