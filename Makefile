@@ -33,7 +33,7 @@ CORPUS := conformance/corpus
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
 .PHONY: _gate-gpu _bench-gpu
-.PHONY: help setup kernels gate-gpu bench-gpu gate test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
+.PHONY: help setup kernels gate-gpu bench-gpu gate test bench calibrate campaign golden golden-check mutants quick-corpus properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -91,9 +91,13 @@ golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and
 golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environments, compare bytes
 	$(KDTR) golden-check $(CORPUS)
 
-mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one; writes docs/kill-matrix.md
-	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md $(ARGS)
+mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and their families; writes docs
+	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md \
+	  --families-out docs/mutant-families.md $(ARGS)
 	@echo "make mutants: all killed, $(elapsed) in all"
+
+quick-corpus: $(VENV)/ready-runtime $(TINY) ## choose the cases of kdtr gate --quick anew: half an hour
+	$(KDTR) mutants $(CORPUS)/*.kdtr $(TINY) --quick-out conformance/quick_corpus.json $(ARGS)
 
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)

@@ -34,6 +34,7 @@ from kdtr.conformance.golden_check import check_everywhere
 from kdtr.conformance.golden_cli import add_golden_arguments, golden_command, recorded_lines
 from kdtr.conformance.inspect_bundle_cli import add_inspect_arguments, inspect_command
 from kdtr.conformance.mutants.mutants_cli import add_mutants_arguments, mutants_command
+from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
 from kdtr.conformance.report import print_report
 from kdtr.conformance.self_cli import (
     add_self_arguments,
@@ -120,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=[*MODE, SCRIPT],
         help="only this mode; repeatable",
+    )
+    gate.add_argument(
+        "--quick",
+        action="store_true",
+        help="the quick corpus: the fewest cases that kill every known mutant; without BUNDLE, of "
+        "the corpus that ships with kdtr; for every change, and no substitute for the whole gate",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
     add_self_arguments(gate)
@@ -220,16 +227,20 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         print_report(console, info, result, time.perf_counter() - start)
         return PASSED if result.passed else FAILED
+    bundles, quick = args.bundles, None
+    if args.quick:
+        bundles = bundles or shipped_corpus()
+        quick = read_quick().of_bundles(bundles)
     with _Progress() as progress:
         result = run_gate(
             engine,
-            args.bundles,
+            bundles,
             engine_name=args.engine,
             options=options,
-            selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
+            selection=Selection(frozenset(args.case), frozenset(args.mode), args.until, quick),
             progress=progress.show,
             command=_command(),
-            xray=not (args.case or args.mode or args.until),
+            xray=not (args.case or args.mode or args.until or args.quick),
         )
     seconds = time.perf_counter() - start
     print_report(console, info, result, seconds, option_names(args.engine))

@@ -17,6 +17,7 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import NoiseFloor
+from kdtr.conformance.quick_corpus import QuickCorpus
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.smoke import Smoke, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
@@ -28,21 +29,34 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to run: empty means all. `until` is the last point of each case, "round2"."""
+    """What to run: empty means all. `until` is the last point of each case, "round2".
+
+    quick  only these cases and scripts
+    """
 
     cases: frozenset[str] = frozenset()
     modes: frozenset[str] = frozenset()
     until: str | None = None
+    quick: QuickCorpus | None = None
 
     def takes(self, case: CaseInput) -> bool:
         """Whether the case is selected, by alias or id."""
+        if not self._is_quick(case, case.alias):
+            return False
         return not self.cases or bool(self.cases & {case.alias, case.case_id})
 
-    def takes_script(self) -> bool:
+    def takes_script(self, case: CaseInput) -> bool:
         """Whether the script of state_script.py is selected: as case and mode, or by neither."""
+        if not self._is_quick(case, CASE):
+            return False
         by_case = not self.cases or CASE in self.cases
         by_mode = not self.modes or SCRIPT in self.modes
         return by_case and by_mode and self.until is None
+
+    def _is_quick(self, case: CaseInput, name: str) -> bool:
+        if self.quick is None:
+            return True
+        return any((one.case, one.case_id) == (name, case.case_id) for one in self.quick.cases)
 
 
 @dataclass(slots=True)
@@ -50,6 +64,7 @@ class GateResult:
     """All case results of a run. Nothing ran, or nothing asserted, is a failure."""
 
     results: list[CaseResult] = field(default_factory=list)
+    quick: QuickCorpus | None = None  # of which this is a run: not the whole gate
 
     @property
     def passed(self) -> bool:
@@ -98,13 +113,14 @@ def run_gate(
     CaseError for a selection that selects nothing.
     """
     opened: list[GoldenBundle] = []
-    gate = GateResult()
+    gate = GateResult(quick=selection.quick)
     try:
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
         for bundle in opened:
-            _judge_bundle(gate, engine, bundle, selection, progress)
+            if selection.quick is None or _has_some(bundle, selection):
+                _judge_bundle(gate, engine, bundle, selection, progress)
     finally:
         for bundle in opened:
             bundle.close()
@@ -125,6 +141,14 @@ def run_gate(
             progress=progress,
         )
     return gate
+
+
+def _has_some(bundle: GoldenBundle, selection: Selection) -> bool:
+    """Whether any case or script of the bundle is selected."""
+    inputs = [case.inputs for case in bundle.cases]
+    return any(
+        selection.takes(one) or (suits(one) and selection.takes_script(one)) for one in inputs
+    )
 
 
 def _judge_bundle(
@@ -171,7 +195,7 @@ def _judge_bundle(
                 smoke.saw(case.inputs, result)
             gate.results.append(result)
     script = next((case.inputs for case in bundle.cases if suits(case.inputs)), None)
-    if script is not None and selection.takes_script():
+    if script is not None and selection.takes_script(script):
         result = smoke.blocked_script()
         if result is None:
             progress(f"{CASE} / {SCRIPT}")

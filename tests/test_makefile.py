@@ -24,6 +24,7 @@ VERBS = [
     "golden",
     "golden-check",
     "mutants",
+    "quick-corpus",
     "lint",
     "types",
 ]
