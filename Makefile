@@ -40,7 +40,7 @@ LLAMA_CMAKE = $(foreach part,LLAVA_BUILD GGML_NATIVE LLAMA_BUILD_COMMON LLAMA_BU
 TEST_ADAPTERS = $(PYTEST) -o addopts=--import-mode=importlib -rs tests/adapters
 
 .PHONY: _gate-gpu _bench-gpu _peer-hf _run-hf _peer-llamacpp _run-llamacpp
-.PHONY: help setup kernels gate-gpu bench-gpu gate peers test bench calibrate campaign golden golden-check mutants properties lint types format dist clean
+.PHONY: help setup kernels gate-gpu bench-gpu gate peers test bench calibrate campaign golden golden-check mutants quick-corpus properties lint types format dist clean
 
 help: ## list the verbs
 	@echo "kdtr: a conformance suite for tree-speculative decoding with Multi-head Latent Attention"
@@ -108,8 +108,9 @@ golden: $(VENV)/ready-runtime ## record the golden bundles anew: the corpus, and
 golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environments, compare bytes
 	$(KDTR) golden-check $(CORPUS)
 
-mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one; writes docs/kill-matrix.md
-	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md $(ARGS)
+mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and their families; writes docs
+	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md \
+	  --families-out docs/mutant-families.md $(ARGS)
 	@echo "make mutants: all killed, $(elapsed) in all"
 
 _peer-hf:
@@ -130,6 +131,8 @@ _run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
 	$(KDTR) gate --engine llamacpp --engine-option cache=float16 $(CORPUS)/*.kdtr $(TINY)
 	$(TEST_ADAPTERS)
 	@echo "llamacpp: passed, $(elapsed) in all"
+quick-corpus: $(VENV)/ready-runtime $(TINY) ## choose the cases of kdtr gate --quick anew: half an hour
+	$(KDTR) mutants $(CORPUS)/*.kdtr $(TINY) --quick-out conformance/quick_corpus.json $(ARGS)
 
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)

@@ -42,6 +42,7 @@ from kdtr.conformance.offline_cli import (
     judge_command,
     questions_command,
 )
+from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
@@ -134,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         choices=[*(mode.name for mode in MODES), SCRIPT],
         help="only this mode; repeatable",
+    )
+    gate.add_argument(
+        "--quick",
+        action="store_true",
+        help="the quick corpus: the fewest cases that kill every known mutant; without BUNDLE, of "
+        "the corpus that ships with kdtr; for every change, and no substitute for the whole gate",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")
     gate.add_argument(
@@ -241,7 +248,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     check_self_arguments(args)
-    bundles = bundle_paths(args.bundles)
+    bundles, quick = bundle_paths(args.bundles), None
+    if args.quick:
+        bundles = bundles or shipped_corpus()
+        quick = read_quick().of_bundles(bundles)
     expectations = read_expectations(args.expectations) if args.expectations is not None else None
     drafted = new_draft(args.draft_expectations)
     reports = begin_reports(args, [_command(), *args.words], args.engine, bundles)
@@ -263,10 +273,10 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
                 bundles,
                 engine_name=args.engine,
                 options=options,
-                selection=Selection(frozenset(args.case), frozenset(args.mode), args.until),
+                selection=Selection(frozenset(args.case), frozenset(args.mode), args.until, quick),
                 progress=progress.show,
                 command=_command(),
-                xray=not (args.case or args.mode or args.until),
+                xray=not (args.case or args.mode or args.until or args.quick),
                 expectations=expectations,
             )
         known = option_names(args.engine)

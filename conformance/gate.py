@@ -17,6 +17,7 @@ from kdtr.conformance.expectations_outcome import unmet
 from kdtr.conformance.file_script import FILES, first_small
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge_bundle import BundleJudge, OfCase, Progress, Question, questions
+from kdtr.conformance.quick_corpus import QuickCorpus
 from kdtr.conformance.state_script import CASE, SCRIPT
 from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
@@ -24,11 +25,15 @@ from kdtr.contract import CaseError, Engine
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to run: empty means all. `until` is the last point of each case, "round2"."""
+    """What to run: empty means all. `until` is the last point of each case, "round2".
+
+    quick  only these cases and scripts
+    """
 
     cases: frozenset[str] = frozenset()
     modes: frozenset[str] = frozenset()
     until: str | None = None
+    quick: QuickCorpus | None = None
 
     def takes(self, case: CaseInput) -> bool:
         """Whether the case is selected, by alias or id."""
@@ -42,6 +47,10 @@ class Selection:
         in_files  whether its model is also handed over in files (file_script.py)
         """
         cases = {case.inputs.alias: case.inputs for case in bundle.cases}
+        asked = questions(bundle.cases, modes, in_files=in_files)
+        if self.quick is not None:
+            quick = {one.case for one in self.quick.cases if one.bundle == bundle.path.name}
+            asked = [question for question in asked if question.case in quick]
 
         def takes(question: Question) -> bool:
             if question.mode == SCRIPT:
@@ -49,7 +58,6 @@ class Selection:
             by_mode = not self.modes or question.mode in self.modes
             return by_mode and self.takes(cases[question.case])
 
-        asked = questions(bundle.cases, modes, in_files=in_files)
         return [question for question in asked if takes(question)]
 
     def takes_script(self, case: str) -> bool:
@@ -66,11 +74,13 @@ class GateResult:
 
     expectations  the file that the results were held to, if there is one
     unmet         why that file fails the run: stale or expired entries, too many near ties
+    quick         the quick corpus of which this is a run: not the whole gate
     """
 
     results: list[CaseResult] = field(default_factory=list)
     expectations: Expectations | None = None
     unmet: list[str] = field(default_factory=list)
+    quick: QuickCorpus | None = None
 
     @property
     def passed(self) -> bool:
@@ -145,17 +155,20 @@ def run_gate(
     CaseError for a selection that selects nothing.
     """
     opened: list[GoldenBundle] = []
-    gate = GateResult()
+    gate = GateResult(quick=selection.quick)
     try:
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
         in_files = first_small(opened)
         for bundle in opened:
+            asked = selection.of(bundle, modes, in_files=bundle is in_files)
+            if selection.quick is not None and not asked:
+                continue
             judge = BundleJudge(
                 engine,
                 bundle,
-                selection.of(bundle, modes, in_files=bundle is in_files),
+                asked,
                 until=selection.until,
                 progress=progress,
                 of_case=of_case,

@@ -85,8 +85,8 @@ def closing_line(gate: GateResult, seconds: float) -> str:
         ties = "near tie" if unchecked == 1 else "near ties"
         not_reached += f"{unchecked} {ties} not checked; "
     return (
-        f"\ngate {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} comparisons of "
-        f"{rows} rows in {seconds:.1f} s"
+        f"\n{_which(gate)} {verdict}: {counts or 'no case ran'}; {not_reached}{comparisons} "
+        f"comparisons of {rows} rows in {seconds:.1f} s"
     )
 
 
@@ -100,6 +100,15 @@ def expected_lines(gate: GateResult, width: int) -> Iterator[str]:
         yield f"expected by {gate.expectations.path}:"
         yield from excused
     yield from ("", *gate.unmet) if gate.unmet else ()
+
+
+def _which(gate: GateResult) -> str:
+    """What ran: a part of the gate is never called the gate."""
+    if gate.quick is None:
+        return "gate"
+    n = len(gate.quick.cases)
+    bundles = len({one.bundle for one in gate.quick.cases})
+    return f"quick corpus ({n} of {gate.quick.of} cases, of {bundles} bundles; not the whole gate)"
 
 
 _IDLE = 2.0**-7  # of a bound: the next finer dtype of storage is 8 times finer, float32 65,536

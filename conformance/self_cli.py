@@ -45,12 +45,14 @@ def check_self_arguments(args: argparse.Namespace) -> None:
     if not args.itself:
         if args.model or args.vocab_size is not None:
             raise CaseError("--model and --vocab-size belong to --self; give it too")
-        if not args.bundles:
+        if not args.bundles and not args.quick:
             raise CaseError(
                 "no bundle to judge by; give golden bundles, or --self --model SOURCE to hold the "
-                "engine against itself"
+                "engine against itself, or --quick for the corpus that ships with kdtr"
             )
         return
+    if args.quick:
+        raise CaseError("--quick is of golden bundles; leave it out with --self")
     if args.bundles:
         raise CaseError(f"--self needs no golden bundle; leave out {', '.join(args.bundles)}")
     if not args.model:

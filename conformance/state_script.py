@@ -249,6 +249,34 @@ def _set_root_forgets(script: _Script) -> str | None:
     return script.refused(session, lambda: session.commit(Acceptance((0,), 0)))
 
 
+def _set_root(script: _Script) -> str | None:
+    """Another root takes the place of the one that is there, and is the one that verify wants."""
+    session = script.begun()
+    tree = script.tree(session)
+    other = (tree.tokens[0] + 1) % script.config.vocab_size
+    session.set_root(other)
+    if session.root != other:
+        return f"left the root at {session.root}; expected {other}"
+    session.verify(replace(tree, tokens=(other, *tree.tokens[1:])))
+    return None
+
+
+def _same_round_again(script: _Script) -> str | None:
+    """A round of a fresh session after the same prompt leaves the same bits behind."""
+    first = script.begun()
+    done = first.round(script.tree(first))
+    state = script.state(first)
+    for _ in range(2):
+        session = script.begun()
+        again = session.round(script.tree(session))
+        if (again.acceptance, tuple(again.emitted)) != (done.acceptance, tuple(done.emitted)):
+            return f"emitted {done.emitted} at first, and then {again.emitted}"
+        wrong = script.changed(session, state) if script.info.profile.deterministic else None
+        if wrong is not None:
+            return f"the same round after the same prompt {wrong}; the profile says deterministic"
+    return None
+
+
 _CHECKS = (
     _Check("verify under another root", ("FWD-3",), _wrong_root),
     _Check("verify of a token outside the vocabulary", ("FWD-3",), _foreign_token),
@@ -257,7 +285,9 @@ _CHECKS = (
     _Check("second commit", ("COMMIT-5",), _second_commit),
     _Check("commit of a path that is not the tree's", ("ACC-1", "COMMIT-5"), _path_off_the_tree),
     _Check("second verify", ("SLOT-2", "NUM-4"), _verify_twice),
+    _Check("same round again", ("NUM-4", "LOSSLESS"), _same_round_again, frozenset({"round"})),
     _Check("another session at work", ("SLOT-2",), _two_sessions),
     _Check("reset", ("FWD-1",), _reset, frozenset({"reset"})),
+    _Check("set_root", ("FWD-3",), _set_root, frozenset({"set_root"})),
     _Check("set_root after verify", ("COMMIT-5",), _set_root_forgets, frozenset({"set_root"})),
 )

@@ -25,6 +25,7 @@ VERBS = [
     "golden",
     "golden-check",
     "mutants",
+    "quick-corpus",
     "lint",
     "types",
 ]

@@ -62,6 +62,7 @@ def _lines(rows: Sequence[KillRow], waiting: Sequence[Waiting]) -> Iterator[str]
         for trial in (row.shown, row.logits_only):
             cells += [_became(trial), trial.where]
         yield _row(cells)
+    yield from _tiers(rows)
     yield from ("", "## First findings", "", "With all stages shown, in a line each.", "")
     for row in rows:
         yield f"- {row.mutant.number} `{row.mutant.name}`: {row.shown.says or 'none'}"
@@ -70,6 +71,25 @@ def _lines(rows: Sequence[KillRow], waiting: Sequence[Waiting]) -> Iterator[str]
     yield from ("| mutant | class | fault | waits for |", "| --- | --- | --- | --- |")
     for wait in waiting:
         yield _row([wait.number, wait.kind, wait.what, wait.part])
+
+
+def _tiers(rows: Sequence[KillRow]) -> Iterator[str]:
+    asked = [(row.mutant, row.tiers) for row in rows if row.tiers is not None]
+    if not asked:
+        return
+    of = asked[0][1].of
+    yield from ("", "## By tier", "")
+    yield (
+        "With all stages shown: the first case of each tier that kills, and how many of the "
+        f"{of} cases of the quick corpus do. *Smoke* is plain decoding and chains."
+    )
+    yield ""
+    columns = ("mutant", "smoke", "tiny", "corpus", f"of {of} quick cases")
+    yield _row(columns)
+    yield _row(["---"] * len(columns))
+    for mutant, found in asked:
+        places = [one or "lives" for one in (found.smoke, found.tiny, found.corpus)]
+        yield _row([mutant.number, *places, str(len(found.quick))])
 
 
 def _unnamed(rows: Sequence[KillRow]) -> Iterator[str]:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
+from kdtr.conformance.mutants.families.docket import Docket, Entry
 from kdtr.conformance.mutants.mutant import Mutant
+from kdtr.conformance.mutants.processes import in_any_order, processes
+from kdtr.conformance.mutants.tiers import Tiers, tiers
 from kdtr.conformance.mutants.trial import Court, Trial
 from kdtr.conformance.mutants.zoo import MUTANTS, make_engine
 
 Progress = Callable[[str], None]
+SHOWN, LOGITS_ONLY, TIERS = "all stages", "logits alone", "tiers"
 
 
 @dataclass(frozen=True, slots=True)
 class KillRow:
-    """One mutant's trials: with all stages shown, and with logits alone."""
+    """One mutant's trials: with all stages shown, and with logits alone.
+
+    tiers  which part of the suite kills it; None where that was not asked
+    """
 
     mutant: Mutant
     shown: Trial
     logits_only: Trial
+    tiers: Tiers | None = None
 
 
 def run_mutants(
@@ -30,55 +35,50 @@ def run_mutants(
     *,
     engine: str = "host",
     workers: int = 2,
+    quick: Sequence[Entry] | None = None,
     progress: Progress = lambda _: None,
 ) -> list[KillRow]:
     """Try these mutants of the engine against the bundles, in the order given.
 
-    Workers are fresh processes with one thread each: the cores are shared by mutants.
+    quick  the quick corpus: the tiers are asked too
     """
     with Court(bundles):
         pass  # a file that is no bundle is refused here, and not in each worker
-    trials: dict[tuple[str, bool], Trial] = {}
-    threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when a worker loads NumPy
-    try:
-        with ProcessPoolExecutor(
-            workers,
-            multiprocessing.get_context("spawn"),
-            initializer=_open_court,
-            initargs=(tuple(bundles),),
-        ) as pool:
-            waiting = {
-                pool.submit(_try, number, engine, shown): (number, shown)
-                for number in numbers
-                for shown in (True, False)
-            }
-            try:
-                for done in as_completed(waiting):
-                    trials[waiting[done]] = done.result()
-                    progress(f"{len(trials)} of {len(waiting)} trials")
-            except BaseException:  # an interrupt too: what has not begun need not begin
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    finally:
-        if threads is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = threads
-    return [
-        KillRow(MUTANTS[number], trials[number, True], trials[number, False]) for number in numbers
-    ]
+    kinds = (SHOWN, LOGITS_ONLY) if quick is None else (SHOWN, LOGITS_ONLY, TIERS)
+    found: dict[tuple[str, str], Trial | Tiers] = {}
+    with processes(workers, _begin, tuple(bundles), tuple(quick or ())) as pool:
+        tasks = [((number, kind), (number, engine, kind)) for number in numbers for kind in kinds]
+        for key, result in in_any_order(pool, _try, tasks):
+            found[key] = result
+            progress(f"{len(found)} of {len(tasks)} trials")
+    return [_row(number, found) for number in numbers]
+
+
+def _row(number: str, found: dict[tuple[str, str], Trial | Tiers]) -> KillRow:
+    shown, logits_only = found[number, SHOWN], found[number, LOGITS_ONLY]
+    asked = found.get((number, TIERS))
+    assert isinstance(shown, Trial)
+    assert isinstance(logits_only, Trial)
+    assert asked is None or isinstance(asked, Tiers)
+    return KillRow(MUTANTS[number], shown, logits_only, asked)
 
 
 _COURT: list[Court] = []  # of a worker, for all its trials
+_DOCKET: list[Docket] = []
+_QUICK: list[Entry] = []
 
 
-def _open_court(bundles: tuple[str, ...]) -> None:
+def _begin(bundles: tuple[str, ...], quick: tuple[Entry, ...]) -> None:
     _COURT[:] = [Court(bundles)]
+    if quick:
+        _DOCKET[:] = [Docket(bundles)]
+        _QUICK[:] = quick
 
 
-def _try(number: str, engine: str, shown: bool) -> Trial:
-    made = make_engine(number, engine)
+def _try(number: str, engine: str, kind: str) -> Trial | Tiers:
+    made, mutant = make_engine(number, engine), MUTANTS[number]
+    if kind == TIERS:
+        return tiers(_DOCKET[0], _QUICK, made)
     court = _COURT[0]
-    trial = court.try_shown if shown else court.try_logits_only
-    return trial(MUTANTS[number], made)
+    trial = court.try_shown if kind == SHOWN else court.try_logits_only
+    return trial(mutant, made)

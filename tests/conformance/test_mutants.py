@@ -282,12 +282,17 @@ def test_a_matrix_says_what_lives_and_what_is_killed_for_another_thing() -> None
 # The command
 
 
-def test_the_command_prints_a_matrix(kdtr: Callable[..., SimpleNamespace], corpus: Path) -> None:
+def test_the_command_says_what_became_of_a_mutant(
+    kdtr: Callable[..., SimpleNamespace], corpus: Path
+) -> None:
     run = kdtr("mutants", corpus / "base.kdtr", "--mutant", "M010", "--workers", "1")
 
     assert 0 == run.code
     assert "1 mutants; all stages: 1 killed, 1 named; logits alone: 1 killed, 1 named." in run.out
-    assert "- M010 `prefix_invisible`: mask: 7 of 8 differ" in run.out
+    assert "M010  prefix_invisible  (masks; MASK-2 in the list of faults)" in run.out
+    assert "  wanted    seen first at mask, MASK-1 cited" in run.out
+    assert "  all stages shown: killed and named" in run.out
+    assert "  says      mask: 7 of 8 differ" in run.out
 
 
 def test_the_command_fails_where_one_lives(

@@ -130,6 +130,27 @@ def keeps_pending_after_set_root(original: Any, token: int) -> None:
     session._pending = pending
 
 
+def sets_no_root(original: Any, token: int) -> None:
+    session = original.__self__
+    root = session.root
+    original(token)
+    session._root = root
+
+
+def other_bits_after_the_first_round() -> Answer:
+    rounds: list[int] = []
+
+    def rounds_otherwise(original: Any, tree: Any, **rest: Any) -> Any:
+        answer = original(tree, **rest)
+        if rounds:
+            rows = original.__self__._cache.rows
+            rows[...] = np.nextafter(rows, np.float32(9))
+        rounds.append(1)
+        return answer
+
+    return rounds_otherwise
+
+
 FAULTS: list[tuple[str, Answer, set[str]]] = [
     ("verify", takes_any_root, {"verify under another root"}),
     ("verify", takes_foreign_token, {"verify of a token outside the vocabulary"}),
@@ -150,6 +171,8 @@ FAULTS: list[tuple[str, Answer, set[str]]] = [
     ("verify", zeroes_on_second_verify, {"second verify", "another session at work"}),
     ("verify", other_targets_the_second_time, {"second verify", "another session at work"}),
     ("verify", other_bits_the_second_time, {"second verify"}),
+    ("round", other_bits_after_the_first_round(), {"same round again"}),
+    ("set_root", sets_no_root, {"set_root"}),
     ("reset", resets_nothing, {"reset"}),
     ("reset", reset_keeps_the_root, {"reset"}),
     ("set_root", keeps_pending_after_set_root, {"set_root after verify"}),
@@ -219,8 +242,8 @@ def test_what_an_engine_does_not_offer_is_not_asked(judge: Judge, small: Path) -
     result = script(judge, Hostile(info=info), small)
 
     assert Verdict.PASS is result.verdict
-    assert {"reset()", "set_root()"} == result.unshown
-    assert len(_CHECKS) - 2 == result.points
+    assert {"reset()", "round()", "set_root()"} == result.unshown
+    assert len(_CHECKS) - 4 == result.points
 
 
 def test_too_few_verbs_are_unsupported(judge: Judge, small: Path) -> None:
