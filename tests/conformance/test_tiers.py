@@ -26,11 +26,11 @@ def docket(corpus: Path) -> Iterator[Docket]:
         yield docket
 
 
-def test_the_gate_s_order_is_plain_decoding_chains_trees_and_the_script(docket: Docket) -> None:
+def test_the_gate_s_order_is_plain_decoding_chains_trees_and_the_scripts(docket: Docket) -> None:
     names = [one.case for one in docket.in_gate_order]
 
     assert ["ar", "chain"] == names[:2]
-    assert "state" == names[-1]
+    assert ["state", "files"] == names[-2:]
     assert [True, True, False] == [docket.is_smoke(one) for one in docket.in_gate_order[:3]]
 
 
