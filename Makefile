@@ -111,7 +111,7 @@ golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environmen
 mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and their families; writes docs
 	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md \
 	  --families-out docs/mutant-families.md $(ARGS)
-	@echo "make mutants: all killed, $(elapsed) in all"
+	@echo "make mutants: the list is killed, what lives of the families is explained, $(elapsed) in all"
 
 _peer-hf:
 	@$(MAKE) --no-print-directory VENV=.venv-hf _run-hf

@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument(
         "--quick",
         action="store_true",
-        help="the quick corpus: the fewest cases that kill every known mutant; without BUNDLE, of "
+        help="the quick corpus: a few cases that kill every mutant of the list; without BUNDLE, of "
         "the corpus that ships with kdtr; for every change, and no substitute for the whole gate",
     )
     gate.add_argument("--until", metavar="POINT", help="stop each case after it, e.g. round2")

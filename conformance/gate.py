@@ -60,6 +60,13 @@ class Selection:
 
         return [question for question in asked if takes(question)]
 
+    def in_files(self, bundles: Sequence[GoldenBundle]) -> GoldenBundle | None:
+        """The bundle whose model is also handed over in files: one for all, in whatever order."""
+        if self.quick is None:
+            return first_small(bundles)
+        named = {one.bundle for one in self.quick.cases if one.case == FILES}
+        return next((bundle for bundle in bundles if bundle.path.name in named), None)
+
     def takes_script(self, case: str) -> bool:
         """Whether this script is selected, as case and mode, or by neither: that of
         state_script.py, or that of file_script.py."""
@@ -86,7 +93,9 @@ class GateResult:
     def passed(self) -> bool:
         """Whether something was firmly asserted, nothing is bad, and the expectations are met;
         near ties are no failures, and what is excused is none."""
-        bad = any(result.verdict.is_bad for result in self.results)
+        bad = any(result.verdict.is_bad for result in self.results) or any(
+            finding.verdict.is_bad for finding in self.findings
+        )
         return not bad and not self.shortfall and not self.unmet
 
     @property
@@ -160,7 +169,7 @@ def run_gate(
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
-        in_files = first_small(opened)
+        in_files = selection.in_files(opened)
         for bundle in opened:
             asked = selection.of(bundle, modes, in_files=bundle is in_files)
             if selection.quick is not None and not asked:

@@ -131,10 +131,10 @@ class BundleJudge:
         for earlier in self._asked:
             if earlier == question:
                 return
-            # What is wrong with arrays is no fault of a file.
-            if question.case == FILES or (
-                earlier.mode == mode and is_chain(self._cases[earlier.case].inputs)
-            ):
+            if question.case == FILES:
+                if earlier.case == self._in_files:
+                    yield earlier
+            elif earlier.mode == mode and is_chain(self._cases[earlier.case].inputs):
                 yield earlier
 
     def _load(self) -> CaseResult | None:
@@ -203,8 +203,15 @@ class BundleJudge:
         first = next(case.inputs for case in self._bundle.cases if suits(case.inputs))
         return judge_state(self._name, self._model, info, self._bundle.config, first)
 
+    @property
+    def _in_files(self) -> str:
+        """The alias of the case that a model from a file is judged on."""
+        return smoke_first(self._bundle.cases)[0].inputs.alias
+
     def _judge_files(self, info: EngineInfo) -> CaseResult:
-        bad = next((one for one in self._results.values() if one and one.verdict.is_bad), None)
+        """What is wrong with its case from arrays is no fault of a file."""
+        granted = (self._results[one] for one in self._taken_for_granted(Question(FILES, SCRIPT)))
+        bad = next((one for one in granted if one is not None and one.verdict.is_bad), None)
         if bad is not None:
             by = f"{bad.case} / {bad.mode}"
             return CaseResult(self._name, FILES, SCRIPT, Verdict.BLOCKED, blocked=1, blocked_by=by)

@@ -119,6 +119,8 @@ class ReplaySession:
 
     def build(self, draft_logits: Any, budget: int) -> DraftTree:
         at = self._coming()
+        if at.error is not None and "build_tokens" not in at.values:
+            raise EngineError(f"the engine stopped at {self._points[self._done]}: {at.error}")
         tokens, parents = (
             tuple(_integers(name, at, 1)) for name in ("build_tokens", "build_parents")
         )

@@ -66,15 +66,21 @@ class QuickCorpus:
 
     def of_bundles(self, bundles: Sequence[str | os.PathLike[str]]) -> QuickCorpus:
         """The cases of these files. Raises CaseError where none is, or a file is another one."""
-        given = {Path(path).name: Path(path) for path in bundles}
-        for name, path in given.items():
+        given: dict[str, Path] = {}
+        for path in map(Path, bundles):
+            if given.setdefault(path.name, path) != path:
+                raise CaseError(
+                    f"{given[path.name]} and {path} have one name, by which the quick corpus knows "
+                    "its bundles; give one of them"
+                )
+        for name, file in given.items():
             wanted = self.sums.get(name)
             if wanted is None:
                 continue
-            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            found = hashlib.sha256(file.read_bytes()).hexdigest()
             if found != wanted:
                 raise CaseError(
-                    f"{path}: its SHA-256 is {found[:12]}..., the quick corpus was chosen for "
+                    f"{file}: its SHA-256 is {found[:12]}..., the quick corpus was chosen for "
                     f"{wanted[:12]}...; {_AGAIN}"
                 )
         cases = tuple(one for one in self.cases if one.bundle in given)

@@ -106,8 +106,8 @@ def _which(gate: GateResult) -> str:
     """What ran: a part of the gate is never called the gate."""
     if gate.quick is None:
         return "gate"
-    n = len(gate.quick.cases)
-    bundles = len({one.bundle for one in gate.quick.cases})
+    ran = {(one.bundle, one.case) for one in gate.results}
+    n, bundles = len(ran), len({bundle for bundle, _ in ran})
     return f"quick corpus ({n} of {gate.quick.of} cases, of {bundles} bundles; not the whole gate)"
 
 

@@ -176,16 +176,17 @@ def _run(
     told_once.add(model.name, judged.findings, judged.known)
     remarks = _of_remarks(model.name, answers.remarks, told_once.findings)
     told_once.add(model.name, remarks, [True] * len(remarks))
+    verdict = Verdict.FAIL if judged.findings or remarks else Verdict.PASS
     try:
         loaded.close()
     except RAISED as error:
         text = f"close() raised {told(error)}"
         where = Place(BUNDLE, model.name, "close", "close")
         told_once.add(model.name, [Finding(Verdict.ERROR, where, "close", text)], [True])
-    bad = bool(judged.findings or remarks)
+        verdict = Verdict.ERROR
     return ModelResult(
         model.name,
-        Verdict.FAIL if bad else Verdict.PASS,
+        verdict,
         judged.rows,
         judged.compared,
         judged.headroom,

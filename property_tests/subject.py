@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.engine_loader import importable_here, load_engine
 from kdtr.contract import Engine, EngineError, NumericProfile, Session
 from kdtr.property_tests.strategies import MAX_LEN, SmallModel
 from kdtr.property_tests.watch import current
@@ -91,7 +91,9 @@ def other_options(options: Mapping[str, Any], changed: Mapping[str, Any]) -> dic
 
 def load_subject(label: str, name: str, options: Mapping[str, Any] | None = None) -> Subject:
     options = dict(options or {})
-    return Subject(label, load_engine(name, options), name, tuple(options.items()))
+    with importable_here():
+        engine = load_engine(name, options)
+    return Subject(label, engine, name, tuple(options.items()))
 
 
 def causal_rows(session: Session, tokens: Sequence[int]) -> np.ndarray:

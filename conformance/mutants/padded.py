@@ -40,7 +40,7 @@ class Padded:
         self._change = change
         self._bucket = bucket
         launcher = engine.kernels.launcher
-        engine.kernels.launcher = lambda cache: _Launcher(self, launcher(cache))
+        engine.kernels.launcher = lambda *of: _Launcher(self, launcher(*of))
         wrap(engine, append_latents=self._append_latents, tree_layout=self._tree_layout)
 
     def staged(self, rows: Any, kept: dict[Any, Any]) -> Any:

@@ -28,7 +28,7 @@ _IN_FULL = 50  # faults: a page of some 15 kB for each must still open at once
 def html_page(run: Run) -> bytes:
     """The page, in UTF-8."""
     verdict = "passed" if run.passed else "FAILED"
-    title = f"kdtr gate {verdict}: {run.info.name}"
+    title = f"{run.name} {verdict}: {run.info.name}"
     return page_text(element("html", _head(title), element("body", _body(run)), lang="en"))
 
 
@@ -69,7 +69,7 @@ def _told(run: Run, faults: list[Fault]) -> list[Element]:
 def _verdict(run: Run, bad: list[Fault]) -> Iterator[Content]:
     word = "✓ passed" if run.passed else "✗ FAILED"
     told = f": {len(bad)} fault{'' if len(bad) == 1 else 's'}" if bad else ""
-    yield element("h1", f"kdtr gate {word}{told}")
+    yield element("h1", f"{run.name} {word}{told}")
     yield element("p", element("b", engine_name(run.info)), f", as {run.header.engine}")
     line = run.verdict_line()
     yield element("p", line)

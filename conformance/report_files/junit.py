@@ -91,7 +91,8 @@ def _case(run: Run, bundle: str, result: CaseResult) -> ET.Element:
         _skipped(case, f"blocked by {result.blocked_by}")
     elif result.verdict is Verdict.UNSUPPORTED:
         needed = ", ".join(sorted(result.unshown))
-        _skipped(case, f"not offered{f', needs {needed}' if needed else ''}")
+        lacks = f"not offered{f', needs {needed}' if needed else ''}"
+        _skipped(case, f"not loaded: {result.refused}" if result.refused else lacks)
     output = _text(told) if told else ""
     if result.not_checked:
         output += f"{result.not_checked} differences were not checked: too many choices to try\n"

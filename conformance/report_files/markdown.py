@@ -29,7 +29,7 @@ def markdown_summary(run: Run) -> bytes:
 def _lines(run: Run) -> Iterator[str]:
     bad = [fault for fault in run.faults if fault.is_bad]
     faults = f": {len(bad)} fault{'' if len(bad) == 1 else 's'}" if bad else ""
-    yield f"# kdtr gate {'passed' if run.passed else 'FAILED'}{faults}"
+    yield f"# {run.name} {'passed' if run.passed else 'FAILED'}{faults}"
     yield ""
     yield _text(run.verdict_line())
     yield ""

@@ -57,6 +57,7 @@ def case_data(run: Run, result: CaseResult) -> Data:
         "not_checked": result.not_checked,
         "excused_rows": result.excused_rows,
         "unshown": sorted(result.unshown),
+        "refused": result.refused,
         "faults": sorted({run.numbers[id(finding)] for finding in result.findings}),
     }
 
@@ -118,7 +119,12 @@ def fault_data(fault: Fault) -> Data:
 
 
 def verdict_data(run: Run) -> Data:
-    return {"passed": run.passed, "counts": run.counts(), "why_failed": run.why_failed()}
+    return {
+        "passed": run.passed,
+        "quick": run.gate.quick is not None,
+        "counts": run.counts(),
+        "why_failed": run.why_failed(),
+    }
 
 
 def number(value: Number | None) -> Number | str | None:

@@ -144,6 +144,11 @@ class Run:
         """Why it failed, but for its findings: nothing was asserted, expectations are unmet."""
         return [*([self.gate.shortfall] if self.gate.shortfall else []), *self.gate.unmet]
 
+    @property
+    def name(self) -> str:
+        """What ran: a part of the gate is never called the gate."""
+        return "kdtr gate" if self.gate.quick is None else "quick corpus, not the whole gate,"
+
     def counts(self) -> dict[str, int]:
         """How many results have which verdict, in the order in which verdicts weigh."""
         return {one.value: self.gate.count(one) for one in Verdict if self.gate.count(one)}

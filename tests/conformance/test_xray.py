@@ -380,3 +380,29 @@ def test_models_are_exported_and_read_back(
     for form in ("visible", "visible.kdtr"):
         model = engine.load(tmp_path / "models" / form)
         assert _models()["visible"].config == model.config
+
+
+def test_a_model_that_does_not_close_is_an_error() -> None:
+    """However clean its logits are: a run with an error is none that passed."""
+
+    class Stuck:
+        def __init__(self, inner: object) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._inner, name)
+
+        def close(self) -> None:
+            raise RuntimeError("device busy")
+
+    class Engine:
+        info = load_engine("host").info
+
+        def load(self, source: object) -> Stuck:
+            return Stuck(load_engine("host").load(source))  # type: ignore[arg-type]
+
+    result = xray(Engine(), "visible")
+
+    assert not result.passed
+    assert ["ERROR"] == [model.verdict.name for model in result.models]
+    assert ["close: close() raised RuntimeError: device busy"] == sentences(result)
