@@ -1,8 +1,8 @@
 """An engine with six faults, one for each of six kinds of model: to see what a report says of them.
 
-    cd conformance/corpus
-    PYTHONPATH=../../docs/examples/python kdtr gate all-moe.kdtr half-split.kdtr latent-eps.kdtr \\
-        no-q-lora.kdtr softmax.kdtr yarn.kdtr --engine six_faults:make_engine --html six-faults.html
+    export PYTHONPATH=docs/examples/python
+    kdtr gate conformance/corpus/{all-moe,half-split,latent-eps,no-q-lora,softmax,yarn}.kdtr \\
+        --engine six_faults:make_engine --html build/six-faults.html
 
 Each is a fault that a real engine had (docs/kill-matrix.md), planted in the engine of this project.
 Other models find it without one.
