@@ -374,7 +374,7 @@ def test_a_checkpoint_from_end_to_end(
 
     assert 0 == golden.code, golden.err
     assert 0 == gate.code, gate.out
-    assert f"gate passed: {5 + 4 + 1 + 9} pass; " in gate.out  # ar, trees, script, x-ray
+    assert f"gate passed: {5 + 4 + 2 + 9} pass; " in gate.out  # ar, trees, both scripts, x-ray
     opened = GoldenBundle.open(bundle)
     assert name == opened.model_name
     assert ["prompt0-ar", "prompt0-trees"] == [case.inputs.alias for case in opened.cases]

@@ -19,9 +19,10 @@ import pytest
 from kdtr.conformance import load_engine
 from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.drive import MODES
+from kdtr.conformance.file_script import judge_files
 from kdtr.conformance.finding import Finding
 from kdtr.conformance.judge import judge_case
-from kdtr.conformance.mutants import MUTANTS
+from kdtr.conformance.mutants import MUTANTS, make_engine
 from kdtr.conformance.mutants.families import VARIANTS
 from kdtr.conformance.mutants.families.compaction import (
     _COLUMNS,
@@ -236,6 +237,8 @@ WITNESSES: dict[str, Plant] = {
     "NUM-4": _mutant("M155"),
 }
 # Rules that no check cites, and why.
+# Judged by the case `files` alone: a mutant that breaks each.
+OF_FILES = {"LOAD-1": "M137", "LOAD-2": "M135"}
 UNCITED = {
     "FWD-2": "decode is a mode of its own, judged as the round of a root alone by the other rules",
     "FWD-5": "chains are cases of their own: what is wrong in them is wrong by FWD-4",
@@ -302,4 +305,15 @@ def test_every_rule_that_is_checked_has_a_witness() -> None:
 
 
 def test_what_no_check_cites_has_a_reason() -> None:
-    assert set(rules()) - set(WITNESSES) == set(UNCITED)
+    assert set(rules()) - set(WITNESSES) - set(OF_FILES) == set(UNCITED)
+
+
+@pytest.mark.parametrize("rule", OF_FILES)
+def test_without_a_rule_of_files_a_mutant_lives(bundle: GoldenBundle, rule: str) -> None:
+    engine = make_engine(OF_FILES[rule])
+    floor = NoiseFloor.of_bundle(bundle, engine.info.profile)
+
+    found = judge_files("base", engine, engine.info, bundle, floor.case).findings
+
+    assert found
+    assert [] == [finding for finding in found if rule not in finding.rules]

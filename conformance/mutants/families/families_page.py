@@ -21,9 +21,9 @@ turns, on one of the others. Every variant is planted alone in the host engine a
 the judge, with all stages shown, up to the first finding. Written by `make mutants`; never edited.
 
 A variant is *killed* by a finding, and *named* if that or its best explanation cites one of the
-variant's rules. `make mutants` judges the quick corpus, which kills whatever any case of the corpus
-and of the tiny bundle does: `make quick-corpus` runs the variants that live through all of them,
-and compares every array that they show, bit for bit, with an honest engine's.
+variant's rules. `make mutants` judges the quick corpus alone. `make quick-corpus` chooses that
+anew, for each change of corpus or families: it runs what lives through all cases, and compares
+every array that it shows, bit for bit, with an honest engine's.
 """
 
 
