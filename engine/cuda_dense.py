@@ -77,7 +77,7 @@ class DenseOperations(CudaDevice):
         groups = cuda_experts.new_groups(len(x), len(gate), config.num_experts_per_tok)
         count = self._count(len(x))
         chosen = cuda_experts.route(
-            kernel, x, gate, correction_bias, config, count, groups, overlap=True
+            kernel, x, gate, correction_bias, config, count, groups, self._arrived, overlap=True
         )
         return Routed(*chosen, groups)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdtr.engine import cuda_linear
 from kdtr.engine.cuda_launch import launch
-from kdtr.engine.cuda_linear import BLOCK, GetKernel, arrived, multiprocessors
+from kdtr.engine.cuda_linear import BLOCK, GetKernel, multiprocessors
 
 if TYPE_CHECKING:
     from kdtr.contract import ModelConfig
@@ -44,16 +44,18 @@ def route(
     config: ModelConfig,
     count: Array | None = None,
     groups: Array | None = None,
+    arrived: Array | None = None,
     *,
     overlap: bool = False,
 ) -> tuple[Array, Array, Array]:
     """x [n, m], gate [e, m], correction_bias [e] float32 -> scores [n, e], ids and weights [n, k].
 
-    groups  of `new_groups`, to be filled for `moe`; None: `moe` does it, in a launch more
+    groups   of `new_groups`, to be filled for `moe`; None: `moe` does it, in a launch more
+    arrived  [1] int32, 0 before and after, of the stream alone; with `groups`, where n > 1
     """
     parts = router_scores(kernel, x, gate, count, overlap=overlap)
     return choose_experts(
-        kernel, parts, correction_bias, config, count, groups, raw=True, overlap=overlap
+        kernel, parts, correction_bias, config, count, groups, arrived, raw=True, overlap=overlap
     )
 
 
@@ -85,6 +87,7 @@ def choose_experts(
     config: ModelConfig,
     count: Array | None = None,
     groups: Array | None = None,
+    arrived: Array | None = None,
     *,
     raw: bool = False,
     overlap: bool = False,
@@ -94,6 +97,7 @@ def choose_experts(
 
     n_parts = len(scores) if raw else 1
     n, e = scores.shape[-2:]
+    assert groups is None or arrived is not None or n == 1
     k = config.num_experts_per_tok
     final = cupy.empty((n, e), cupy.float32) if raw else scores
     ids, weights = cupy.empty((n, k), cupy.int64), cupy.empty((n, k), cupy.float32)
@@ -103,7 +107,7 @@ def choose_experts(
         _CHOOSE_BLOCK,
         0,
         (
-            *(scores, final, correction_bias, ids, weights, groups, arrived(), count, n, e, k),
+            *(scores, final, correction_bias, ids, weights, groups, arrived, count, n, e, k),
             *(n_parts, _ACTIVATIONS[config.scoring_func] if raw else 0),
             *(config.n_group, config.topk_group, int(config.norm_topk_prob)),
             ctypes.c_float(config.routed_scaling_factor),

@@ -21,12 +21,12 @@ GetKernel = Callable[[str], Kernel]
 
 BLOCK = 256
 _MANY = 4096  # rows of weights from which sums have 8 slices instead of 16
-_MAX_TILES = 1 << 18  # that linear_wide counts
 
 # Stages, by kernel: linear_stream_<rows of weights>_<rows of x> holds 8 warps' own.
 _STREAM = {(16, 8): 8, (16, 24): 4, (32, 8): 4, (32, 24): 3}
-# linear_wide_<rows of x>_<slices>, by rows of x: 8 warps' weights, 4 slices' x.
-_WIDE = {40: 3, 65: 3}
+# linear_wide_<rows of x>_<slices>, by rows of x: 128 rows of weights, rows of x, of two slices.
+_WIDE = {40: 4, 65: 4}
+_WIDE_BLOCK, _WIDE_WEIGHTS, _WIDE_SLICES = 128, 128, 2  # threads; rows and slices of a block
 # linear_heads_<rows of x>
 _HEADS = {8: 4, 24: 4, 65: 3}
 
@@ -44,7 +44,7 @@ SHARED_BYTES = {
         for (o, rows), stages in _STREAM.items()
     },
     **{
-        f"linear_wide_{rows}_{slices}": stages * (16_384 + 4 * 64 * rows)
+        f"linear_wide_{rows}_{slices}": stages * _WIDE_SLICES * 64 * (_WIDE_WEIGHTS + rows)
         for rows, stages in _WIDE.items()
         for slices in (8, 16)
     },
@@ -150,7 +150,7 @@ def plan(x: Array, weight: Array, out: Array) -> str:
         return "linear_any"
     slices, o_rows = (8, 32) if o >= _MANY else (16, 16)
     rows = 40 if n <= 40 else 65
-    if n > 24 and -(-o // 64) * -(-n // rows) <= _MAX_TILES:
+    if n > 24:
         return f"linear_wide_{rows}_{slices}"
     return f"linear_stream_{o_rows}_{8 if n <= 8 else 24}"
 
@@ -179,11 +179,9 @@ def run(
         launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
     elif kind == "wide":
         rows, slices = map(int, numbers)
-        grid = (-(-o // 64), slices // 4, -(-n // rows))
-        tiles = -(-rows // 8) * 8
-        parts = cupy.empty((grid[1], grid[2], grid[0], 64 * tiles), cupy.float32)
-        arguments = (x, weight, out, parts, arrived(), count, n, o, i, x_stride, out_stride)
-        launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
+        grid = (-(-o // _WIDE_WEIGHTS), slices // _WIDE_SLICES, -(-n // rows))
+        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride)
+        launch(kernel(name), grid, _WIDE_BLOCK, SHARED_BYTES[name], arguments, overlap)
     else:
         o_rows, rows = map(int, numbers)
         grid = (-(-o // o_rows), -(-n // rows), 1)
@@ -209,25 +207,11 @@ def multiprocessors() -> int:
     return _multiprocessors(cupy.cuda.Device().id)
 
 
-def arrived() -> Array:
-    """Zeros that the current stream's kernels count with, and leave zero."""
-    import cupy
-
-    return _arrived(cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
-
-
 @cache
 def _multiprocessors(device: int) -> int:
     import cupy
 
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-@cache
-def _arrived(device: int, stream: int) -> Array:
-    import cupy
-
-    return cupy.zeros(_MAX_TILES, cupy.int32)
 
 
 def _contiguous_rows(x: Array) -> Array:

@@ -267,6 +267,7 @@ class Checks:
 
     def router(self) -> None:
         torch, d = self.torch, self.d
+        arrived = d.cp.zeros(1, d.cp.int32)
         for dtype in ("f32", "bf16"):
             get = d.getter("experts", dtype)
             for e, m, k, n_group, topk_group, scoring, norm in (
@@ -299,7 +300,7 @@ class Checks:
                         scores, ids, weights = (
                             v[:rows].get()
                             for v in cuda_experts.route(
-                                get, d.of(x), d.of(gate), d.of(bias), config, count, groups
+                                get, d.of(x), d.of(gate), d.of(bias), config, count, groups, arrived
                             )
                         )
                         raw = x[:rows].double() @ gate.double().T
@@ -422,6 +423,7 @@ class Checks:
         gate_up = d.of(self.random(e, 2 * i, m, dtype="bf16", scale=m**-0.5))
         down = d.of(self.random(e, m, i, dtype="bf16", scale=i**-0.5))
         shared = (gate_up[0].copy(), down[0].copy())
+        arrived = d.cp.zeros(1, d.cp.int32)
         for n in (1, 17, 65):
             x = d.of(self.random(n, m, dtype="bf16"))
             count = d.of(torch.tensor([max(1, n - 1)], device="cuda"))
@@ -433,7 +435,7 @@ class Checks:
                     h = cuda_linear.linear(linear, h, back, count, overlap=overlap)
                     groups = cuda_experts.new_groups(n, e, k)
                     scores, ids, weights = cuda_experts.route(
-                        experts, h, gate, bias, config, count, groups, overlap=overlap
+                        experts, h, gate, bias, config, count, groups, arrived, overlap=overlap
                     )
                     y = cuda_experts.moe(
                         experts, h, ids, weights, gate_up, down, shared, count, groups,
@@ -556,7 +558,7 @@ class Times:
                         kind, a, *others = name.split("_")[1:]
                         if kind not in ("stream", "wide"):
                             continue
-                        fits = (a == "32" if kind == "stream" else others == ["8"]) == many
+                        fits = (a == "32" if kind == "stream" else others[0] == "8") == many
                         if fits and name != chosen:
                             names.append(name)
                 for name in names:
@@ -638,6 +640,7 @@ class Times:
         arrays = (d.of(gate_up), d.of(down))
         shared_arrays = (d.of(shared[0]), d.of(shared[1]))
         bias = d.of(torch.zeros(e, device="cuda"))
+        arrived = d.cp.zeros(1, d.cp.int32)
         config = types.SimpleNamespace(
             num_experts_per_tok=k, n_group=1, topk_group=1, norm_topk_prob=True,
             routed_scaling_factor=2.5, scoring_func="sigmoid",
@@ -704,7 +707,9 @@ class Times:
                 def route(overlap: bool = overlap) -> None:
                     g = cuda_experts.new_groups(n, e, k)
                     for gate in gate_arrays:
-                        cuda_experts.route(get, ax, gate, bias, config, count, g, overlap=overlap)
+                        cuda_experts.route(
+                            get, ax, gate, bias, config, count, g, arrived, overlap=overlap
+                        )
 
                 what = f"router, choice and groups{' overlap' if overlap else ''}"
                 self.note(what, n, e * m * 2, d.time_us(route, len(gates), 0.2))

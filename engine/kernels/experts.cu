@@ -62,20 +62,19 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
                                               const i64* count, int n, int e, int m, i64 x_stride) {
     const int FIFO_BYTES = DEPTH * (2 + NT) * 512;
     let_successor_start();
-    i64 rows = rows_that_count(count, n);
-    i64 row_0 = (i64)blockIdx.z * (8 * NT);
-    if (row_0 >= rows) {
+    i64 row_0 = (i64)blockIdx.z * (8 * NT), rows = ask_rows(count, n);
+    if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;
     }
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int e_0 = blockIdx.x * 16;
-    u32 w_at[2], x_at[NT];
+    u32 w_at[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) w_at[j] = min(j * 8 + g, e - 1 - e_0) * m + 8 * t;
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-        x_at[j] = row_0 + j * 8 + g < rows ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
+    auto x_at = [&](int j) {
+        return row_0 + j * 8 + g < rows ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
+    };
     int steps = n_steps(m), slice = blockIdx.y * 4 + warp;
     int begin = slice_begin(slice, 4 * ROUTER_PARTS, steps);
     int end = slice_begin(slice + 1, 4 * ROUTER_PARTS, steps);
@@ -555,15 +554,14 @@ __device__ __forceinline__ void gate_up_tile(const bf16* x, const bf16* w, bf16*
                                              int at_0, int m, u32 x_stride) {
     static_assert(GATE_UP_BYTES >= 8 * NT * 16 * 4, "a warp's sums take the place of its stages");
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-    u32 w_at[2], x_at[NT];
+    u32 w_at[2];
 #pragma unroll
     for (int j = 0; j < 2; ++j) w_at[j] = (u32)(j * width + min(at_0 + g, width - 1)) * m + 8 * t;
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
+    auto x_at = [&](int j) {
         int pair = j * 8 + g;
-        x_at[j] = NO_ROW;
-        if (pair < pairs) x_at[j] = (u32)(rows_of ? rows_of[pair] : first_row + pair) * x_stride + 8 * t;
-    }
+        if (pair >= pairs) return NO_ROW;
+        return (u32)(rows_of ? rows_of[pair] : first_row + pair) * x_stride + 8 * t;
+    };
     int steps = n_steps(m);
     int begin = slice_begin(warp, 8, steps), end = slice_begin(warp + 1, 8, steps);
     float acc[1][NT][4];

@@ -75,6 +75,13 @@ def judged(
     return passed, findings
 
 
+def needs_hopper() -> None:
+    """Skips the test on a device that is none, with the reason."""
+    found = pytest.importorskip("cupy").cuda.Device().compute_capability
+    if found != "90":
+        pytest.skip(f"verify_attn_wgmma is Hopper's (90); this device has {found}")
+
+
 def test_the_honest_engine_with_small_pages_and_splits_passes(tiny: Path) -> None:
     assert (True, []) == judged("cuda", {"page_size": 3, "split_size": 5}, tiny, BASE, cases=CASES)
 
@@ -84,6 +91,15 @@ def test_the_honest_engine_passes_where_the_fast_kernels_run(narrow: Path, page_
     options = {**FAST_OPTIONS, "page_size": page_size, "fault": "none"}
     assert (True, []) == judged("cuda_faults:make_engine", options, narrow)
     assert (True, []) == judged("cuda", {"dtype": "bfloat16", "page_size": page_size}, narrow)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_the_honest_engine_passes_where_hoppers_own_attention_runs(
+    narrow: Path, splits: int
+) -> None:
+    needs_hopper()
+    options = {**FAST_OPTIONS, "splits": splits, "hopper": True, "fault": "none"}
+    assert (True, []) == judged("cuda_faults:make_engine", options, narrow)
 
 
 @pytest.mark.parametrize("name", GENERAL)
@@ -97,7 +113,11 @@ def test_the_gate_kills_it_and_names_the_stage(tiny: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_the_gate_kills_it_in_a_fast_kernel_and_names_the_stage(narrow: Path, name: str) -> None:
-    passed, findings = judged("cuda_faults:make_engine", {"fault": name, **FAST_OPTIONS}, narrow)
+    fault = FAULTS[name]
+    if fault.of_hopper():
+        needs_hopper()
+    options = {**FAST_OPTIONS, "splits": fault.splits, "hopper": fault.of_hopper()}
+    passed, findings = judged("cuda_faults:make_engine", {"fault": name, **options}, narrow)
 
     assert not passed
     print(name, findings)
