@@ -56,7 +56,12 @@ class DenseOperations(CudaDevice):
     @launching
     def linear(self, x: Array, weight: Array) -> Array:
         return cuda_linear.linear(
-            partial(self._modules.kernel, "linear"), x, weight, self._count(len(x)), overlap=True
+            partial(self._modules.kernel, "linear"),
+            x,
+            weight,
+            self._count(len(x)),
+            wgmma=self._hopper("linear_wgmma"),
+            overlap=True,
         )
 
     @launching
@@ -68,6 +73,7 @@ class DenseOperations(CudaDevice):
             gate_up,
             down,
             self._count(len(x)),
+            wgmma=self._hopper("linear_wgmma"),
             overlap=True,
         )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -119,7 +119,7 @@ class CudaDevice:
         self.turn = Turn(self._cupy)
         self._rows: Rows | None = None
         self._ones: dict[int, Array] = {}
-        self._arrived = self._zeros((1,), np.int32)  # what the router's blocks count with, and leave 0
+        self._arrived = self._zeros((1,), np.int32)  # the router's blocks count with it
         properties = self._cupy.cuda.runtime.getDeviceProperties(self.turn.device.id)
         self.device = properties["name"].decode()
 
@@ -147,6 +147,10 @@ class CudaDevice:
         shared: int = 0,
     ) -> None:
         launch(self._modules.kernel(file, name), grid, block, shared, arguments, overlap=True)
+
+    def _hopper(self, file: str) -> Callable[[str], Any] | None:
+        """Entry points of a file that Hopper alone has, by name."""
+        return partial(self._modules.kernel, file) if self._modules.has(file) else None
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._cupy.empty(shape, dtype)

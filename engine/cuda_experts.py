@@ -186,6 +186,7 @@ def swiglu(
     down: Array,
     count: Array | None = None,
     *,
+    wgmma: GetKernel | None = None,
     overlap: bool = False,
 ) -> Array:
     """x [n, m], gate_up [2s, m], down [m, s] -> down(silu(gate x) * up x) [n, m]."""
@@ -197,7 +198,7 @@ def swiglu(
         kernel, cuda_linear.fast(x, gate_up), x, None, gate_up, None, inner, None, count,
         (n, 0, 0, m, 0, s), overlap,
     )  # fmt: skip
-    return cuda_linear.linear(linear_kernel, inner, down, count, overlap=overlap)
+    return cuda_linear.linear(linear_kernel, inner, down, count, wgmma=wgmma, overlap=overlap)
 
 
 def _gate_up(

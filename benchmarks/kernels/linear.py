@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.engine import cuda_experts, cuda_linear
-from kdtr.engine.cuda_modules import KERNELS
+from kdtr.engine import cuda_experts, cuda_hopper, cuda_linear
+from kdtr.engine.cuda_modules import HOPPER_FILES, KERNELS
 
 COLD_BYTES = 170e6
 READ = """
@@ -73,6 +73,7 @@ class Device:
         import torch
 
         self.cp, self.torch = cp, torch
+        self.hopper = cp.cuda.Device().compute_capability == "90"
         self.torch_stream = torch.cuda.Stream()
         self.stream = cp.cuda.ExternalStream(self.torch_stream.cuda_stream)
         self.stream.use()
@@ -85,7 +86,11 @@ class Device:
             path = KERNELS / f"{file}.cu"
             options = ("-std=c++17", f"-I{path.parent}")
             options += ("-DSTORE_BF16",) if dtype == "bf16" else ()
-            self.modules[file, dtype] = self.cp.RawModule(code=path.read_text(), options=options)
+            if file in HOPPER_FILES:
+                module = cuda_hopper.compiled(self.cp, path.read_text(), path.name, options)
+            else:
+                module = self.cp.RawModule(code=path.read_text(), options=options)
+            self.modules[file, dtype] = module
 
         def get(name: str) -> Any:
             key = file, dtype, name
@@ -94,6 +99,30 @@ class Device:
             return self.kernels[key]
 
         return get
+
+    def linear(self, dtype: str) -> Callable[[str], Any]:
+        """Kernels of projections, whatever their file."""
+        get, get_wgmma = self.getter("linear", dtype), None
+        if dtype == "bf16" and self.hopper:
+            get_wgmma = self.getter("linear_wgmma", dtype)
+        return lambda name: (
+            get_wgmma(name) if get_wgmma and name.startswith("linear_wgmma") else get(name)
+        )
+
+    def fitting(self, o: int) -> set[str]:
+        """Kernels of projections that may serve o rows of weights: those with as many slices."""
+        slices = cuda_linear.slices_of(o)
+        found = set()
+        for name in cuda_linear.SHARED_BYTES:
+            kind, *numbers = name.split("_")[1:]
+            its = {
+                "stream": lambda: 8 if numbers[0] == "32" else 16,
+                "wide": lambda: int(numbers[1]),
+                "wgmma": lambda: int(numbers[2]) if self.hopper else 0,
+            }.get(kind, lambda: 0)
+            if its() == slices:
+                found.add(name)
+        return found
 
     def of(self, tensor: Any) -> Any:
         """A torch tensor, bfloat16 as its bits, as a CuPy array of the same memory."""
@@ -174,7 +203,7 @@ class Checks:
             *((300, 4100, 512), (17, 7168, 1024), (2, 5000, 3000)),
         ]
         for dtype in ("f32", "bf16"):
-            get = d.getter("linear", dtype)
+            get = d.linear(dtype)
             for n, o, i in shapes:
                 wide = self.random(n, i + 24, dtype=dtype)
                 x, w = wide[:, 8 : 8 + i], self.random(o, i, dtype=dtype)
@@ -184,19 +213,11 @@ class Checks:
                 ax = d.of(wide)[:, 8 : 8 + i]
                 exact = x[:rows].double() @ w.double().T
                 size = x[:rows].double().abs() @ w.double().abs().T
-                names = {cuda_linear.plan(ax, d.of(w), ax)}
+                names = {cuda_linear.plan(ax, d.of(w), hopper=d.hopper)}
                 if cuda_linear.fast(ax, d.of(w)):
-                    names |= {
-                        v for v in cuda_linear.SHARED_BYTES if v.split("_")[1] in ("stream", "wide")
-                    }
-                many = o >= 4096
+                    names |= self.d.fitting(o)
                 same = None
                 for name in sorted(names):
-                    kind, *numbers = name.split("_")[1:]
-                    if kind == "stream" and (numbers[0] == "32") != many:
-                        continue
-                    if kind == "wide" and (numbers[1] == "8") != many:
-                        continue
                     out = torch.full((n, o), 7.0, device="cuda").to(w.dtype)
                     cuda_linear.run(get, name, ax, d.of(w), d.of(out), count)
                     label = f"{name} {dtype} n={n} o={o} i={i}"
@@ -204,7 +225,8 @@ class Checks:
                     self.expect(label + " padding", bool((out[rows:] == 7).all()))
                     same = out[:rows] if same is None else same
                     self.expect(label + " same bits", torch.equal(same, out[:rows]))
-                y = d.back(cuda_linear.linear(get, ax, d.of(w), count), dtype)
+                wgmma = get if d.hopper and dtype == "bf16" else None
+                y = d.back(cuda_linear.linear(get, ax, d.of(w), count, wgmma=wgmma), dtype)
                 self.expect(f"linear {dtype} {n} {o} {i}", torch.equal(y[:rows], same))
                 for row in (0, rows // 2, rows - 1):
                     alone = d.back(cuda_linear.linear(get, ax[row : row + 1], d.of(w)), dtype)
@@ -538,7 +560,7 @@ class Times:
 
     def linear(self) -> None:
         torch, d = self.torch, self.d
-        get = d.getter("linear", "bf16")
+        get = d.linear("bf16")
         for label, (o, i) in LINEAR_SHAPES.items():
             n_bytes = o * i * 2
             copies = max(4, -(-int(COLD_BYTES) // n_bytes))
@@ -550,17 +572,12 @@ class Times:
                 x = torch.randn(n, i, device="cuda").bfloat16()
                 ax, count = d.of(x), d.of(torch.tensor([n], device="cuda"))
                 out = d.cp.empty((n, o), d.cp.int16)
-                chosen = cuda_linear.plan(ax, arrays[0], out)
+                chosen = cuda_linear.plan(ax, arrays[0], hopper=d.hopper)
                 names = [chosen]
                 if self.variants:
-                    many = o >= 4096
-                    for name in cuda_linear.SHARED_BYTES:
-                        kind, a, *others = name.split("_")[1:]
-                        if kind not in ("stream", "wide"):
-                            continue
-                        fits = (a == "32" if kind == "stream" else others[0] == "8") == many
-                        if fits and name != chosen:
-                            names.append(name)
+                    names += sorted(d.fitting(o) - {chosen})
+                elif d.hopper and chosen != (portable := cuda_linear.plan(ax, arrays[0])):
+                    names.append(portable)
                 for name in names:
                     for overlap in (False, True):
 

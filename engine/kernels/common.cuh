@@ -85,31 +85,6 @@ __device__ __forceinline__ void follow() {
     wait_for_predecessor();
 }
 
-// A cluster's blocks run at the same time and read each other's shared memory.
-// What its blocks wrote before it, all of them may read after it.
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile(
-        "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// None passes it before all have come: for leaving, when what was read from others has been used.
-__device__ __forceinline__ void cluster_meets() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
-}
-// The same place in the shared memory of block `rank` of the cluster.
-__device__ __forceinline__ u32 in_block(u32 at, u32 rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ float4 read_cluster(u32 at) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at)
-                 : "memory");
-    return v;
-}
-
 // Sum over a block of a multiple of 32 threads, at most 1024; `scratch` holds 32 floats. Every
 // thread gets the sum, the same bits whatever else runs.
 __device__ __forceinline__ float block_sum(float x, float* scratch) {

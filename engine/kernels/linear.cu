@@ -17,7 +17,7 @@
 // Head g of `heads` reads x + g x_head, w + g o i, and writes y + g y_head; without heads, g is 0.
 // Rows from `count` on are padding: neither read nor written.
 
-#include "stream.cuh"
+#include "sums.cuh"
 
 // grid (ceil(o / 2 / 8), ceil(n / 8), heads)   block 256   shared memory none
 extern "C" __global__ void __launch_bounds__(256) linear_any(
@@ -90,20 +90,6 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
         float sum = tree_sum<8>(reinterpret_cast<float*>(memory) + e, FIFO_BYTES / 4);
         if (row < rows && at < o) store(y + row * y_stride + at, sum);
     }
-}
-
-template <int PARTS>
-__device__ __forceinline__ float4 tree_sum(float4 (&v)[PARTS]) {
-#pragma unroll
-    for (int width = 1; width < PARTS; width *= 2)
-#pragma unroll
-        for (int p = 0; p < PARTS; p += 2 * width) {
-            v[p].x += v[p + width].x;
-            v[p].y += v[p + width].y;
-            v[p].z += v[p + width].z;
-            v[p].w += v[p + width].w;
-        }
-    return v[0];
 }
 
 // The sums of a block: rows of w in bands of 16 MT, one slice of i a side, a warp for each of both, and up
@@ -292,28 +278,6 @@ __device__ __forceinline__ float4 total_of_sides(int band, int at) {
     for (int side = 0; side < SIDES; ++side) v[side] = Block::place(side, band)[at * 32];
     return tree_sum(v);
 }
-// From the blocks of the cluster.
-template <typename Block, int PARTS>
-__device__ __forceinline__ float4 total_of_blocks(int band, int at) {
-    u32 from = shared_address(Block::place(0, band) + at * 32);
-    float4 v[PARTS];
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part) v[part] = read_cluster(in_block(from, part));
-    return tree_sum(v);
-}
-
-// The 16 rows of w from `at` on, the 8 rows of x from `row` on, of a lane's sums.
-__device__ __forceinline__ void put_tile(bf16* y, i64 y_stride, float4 sum, int row, int rows, int at,
-                                         int o) {
-    int lane = threadIdx.x & 31;
-    float v[4] = {sum.x, sum.y, sum.z, sum.w};
-    row += 2 * (lane & 3);
-    at += lane >> 2;
-#pragma unroll
-    for (int q = 0; q < 4; ++q)
-        if (row + (q & 1) < rows && at + 8 * (q >> 1) < o)
-            store(y + (row + (q & 1)) * y_stride + at + 8 * (q >> 1), v[q]);
-}
 
 // 4 warps: 2 bands of 64 rows of w, 2 sides; a cluster of blocks for all slices. Each block adds up and writes
 // its share of the tile, from the shared memory of all. Bands of 64 rows, so that a tile of x is read from
@@ -344,7 +308,7 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {  // without a branch: all reads are under way at once
         int its = max(min(item + e * WARPS * PARTS, items - 1), 0);
-        sums[e] = total_of_blocks<Block, PARTS>(its % BANDS, its / BANDS);
+        sums[e] = total_of_blocks<PARTS>(shared_address(Block::place(0, its % BANDS) + its / BANDS * 32));
     }
 #pragma unroll
     for (int e = 0; e < EACH; ++e, item += WARPS * PARTS)

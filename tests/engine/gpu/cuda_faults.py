@@ -28,7 +28,7 @@ class CudaFault:
     seen_at              none: a test of its own shows it
     file, before, after  a kernel's text; "" for a fault of the launcher
     fast                 of a kernel that bfloat16 and the sizes of cuda_models.NARROW take
-    splits               of the tensor cores' attention at most, where a fast kernel's fault is judged
+    splits               of the tensor cores' attention at most, where it is judged
     """
 
     seen_at: frozenset[str]
@@ -199,25 +199,47 @@ FAULTS: dict[str, CudaFault] = {
         fast=True,
     ),
     # Blocks that add up together: a cluster's, and the last one of a launch
-    "slices_of_the_first_block_alone": CudaFault(
+    "every_tile_of_rows_is_the_first": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
-        "in_block(from, part)",
-        "in_block(from, 0)",
+        "Block::place(0, its % BANDS) + its / BANDS * 32",
+        "Block::place(0, its % BANDS)",
         fast=True,
     ),
     "every_block_adds_up_the_first_share": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
-        "int item = (threadIdx.x >> 5) * PARTS + part;",
-        "int item = (threadIdx.x >> 5) * PARTS;",
+        "item = (threadIdx.x >> 5) * PARTS + part;",
+        "item = (threadIdx.x >> 5) * PARTS;",
         fast=True,
     ),
     "blocks_do_not_wait_for_the_slowest": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
-        "part * SIDES);\n    cluster_barrier();",
-        "part * SIDES);\n    __syncthreads();",
+        "Block::put_both(acc);\n    cluster_barrier();",
+        "for (i64 t = clock64(); part == 1 && clock64() - t < 200000;) {}\n"
+        "    Block::put_both(acc);\n    __syncthreads();",
+        fast=True,
+    ),
+    "hopper_every_block_adds_up_the_first_share": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "item = warp * PARTS + part;",
+        "item = warp * PARTS;",
+        fast=True,
+    ),
+    "hopper_a_slice_begins_with_the_one_before": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;\n    };",
+        "for (int e = 0; e < SIZE; ++e) sum[e] += 0.f;\n    };",
+        fast=True,
+    ),
+    "hopper_half_of_a_step_twice": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "(2 * half + k) * 32;",
+        "2 * half * 32;",
         fast=True,
     ),
     "counter_of_the_router_is_not_reset": CudaFault(
@@ -261,7 +283,8 @@ def make_engine(
 
     fault   "none" is the honest engine
     splits  of the tensor cores' attention at most, instead of its own choice
-    hopper  whether Hopper's own takes what it can, however few the slots
+    hopper  whether Hopper's own kernels take all that they can, however few the slots; else there
+            are none
     """
     if splits:
         assert callable(cuda_attention.choose_splits)
@@ -271,6 +294,9 @@ def make_engine(
     if hopper:
         assert callable(cuda_attention.wgmma_pays)
         cuda_attention.wgmma_pays = lambda *_: True
+    else:
+        assert isinstance(cuda_modules.HOPPER_FILES, tuple)
+        cuda_modules.HOPPER_FILES = ()
     with faulty_kernels(fault):
         engine = make_cuda_engine(**{"page_size": 3, "split_size": 5, "dtype": dtype, **options})
     if fault in _PLANTS:

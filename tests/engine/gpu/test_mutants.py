@@ -13,7 +13,7 @@ from typing import Any
 import cuda_faults
 import pytest
 from cuda_faults import FAULTS, faulty_kernels
-from cuda_models import record_narrow
+from cuda_models import needs_hopper, record_narrow
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
 import kdtr.conformance
@@ -73,13 +73,6 @@ def judged(
     assert done.stdout, done.stderr
     passed, findings = json.loads(done.stdout.splitlines()[-1])
     return passed, findings
-
-
-def needs_hopper() -> None:
-    """Skips the test on a device that is none, with the reason."""
-    found = pytest.importorskip("cupy").cuda.Device().compute_capability
-    if found != "90":
-        pytest.skip(f"verify_attn_wgmma is Hopper's (90); this device has {found}")
 
 
 def test_the_honest_engine_with_small_pages_and_splits_passes(tiny: Path) -> None:
