@@ -334,7 +334,7 @@ def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
     fills = {max(1, 5 * (i + 1) * device.n_sms // fifths) for i in range(device.blocks_per_sm)}
     # Fewer, whose partial results the merge has sooner: those that share the tiles evenly.
     even = {-(-tiles // each) for each in range(1, tiles + 1)}
-    choices = sorted(fills | {splits for splits in even if splits <= max(fills)}, reverse=True)
+    choices = sorted(fills | {splits for splits in even if splits <= max(fills)})
     return min(min(choices, key=cost), max(1, -(-max_slots // TILE)), MOST_SPLITS)
 
 

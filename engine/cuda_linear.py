@@ -32,13 +32,7 @@ _WIDE_BLOCK, _WIDE_WEIGHTS, _WIDE_SLICES = 128, 128, 2  # threads; rows and slic
 _WGMMA = {
     (rows, groups, slices, parts): stages
     for rows in (40, 72)
-    for groups, slices, parts, stages in (
-        (1, 16, 8, 6),
-        (1, 16, 4, 6),
-        (1, 8, 2, 6),
-        (2, 8, 2, 8),
-        (4, 8, 4, 5),
-    )
+    for groups, slices, parts, stages in ((1, 16, 8, 6), (2, 16, 8, 4), (1, 8, 2, 6))
 }
 _WGMMA_ROWS = 64  # of weights, a warpgroup
 # linear_heads_<rows of x>
@@ -173,14 +167,14 @@ def _rows_of_heads(n: int) -> int:
 
 def plan(x: Array, weight: Array, *, hopper: bool = False) -> str:
     """The name of the kernel that `linear` runs; on Hopper it has one more to choose from."""
-    n, (o, i) = len(x), weight.shape
+    n, o = len(x), len(weight)
     if not fast(x, weight):
         return "linear_any"
     slices = slices_of(o)
     if n <= 24:
         return f"linear_stream_{256 // slices}_{8 if n <= 8 else 24}"
     if hopper:
-        groups, parts = _wgmma_shape(o, i)
+        groups, parts = _wgmma_shape(o)
         return f"linear_wgmma_{40 if n <= 40 else 72}_{groups}_{slices}_{parts}"
     return f"linear_wide_{40 if n <= 40 else 65}_{slices}"
 
@@ -190,17 +184,14 @@ def slices_of(o: int) -> int:
     return 8 if o >= _MANY else 16
 
 
-def _wgmma_shape(o: int, i: int) -> tuple[int, int]:
-    """Warpgroups of a block, and blocks that share i: as many as an H200 has SMs, or nearly.
+def _wgmma_shape(o: int) -> tuple[int, int]:
+    """Warpgroups of a block, and blocks that share i: the fastest of those tried on an H200.
 
-    Larger blocks read x less often, which matters where i is long.
+    They choose a grid; the order of sums does not depend on them.
     """
-    tiles = -(-o // _WGMMA_ROWS)
-    if o < _MANY:
-        return 1, 8 if tiles <= 16 else 4
-    if i <= 2048:
+    if slices_of(o) == 8:
         return 1, 2
-    return (4, 4) if tiles <= 256 else (2, 2)
+    return (1 if o <= 24 * _WGMMA_ROWS else 2), 8
 
 
 def run(

@@ -12,9 +12,19 @@ struct alignas(64) TensorMap {
 };
 
 __device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void finish_products() {
+// Makes a group of the products since the last one: right behind them, with no branch between, or the compiler
+// closes it where they are.
+__device__ __forceinline__ void close_products() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// All groups but the last NEWER.
+template <int NEWER>
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(NEWER) : "memory");
+}
+__device__ __forceinline__ void finish_products() {
+    close_products();
+    wait_for_products<0>();
 }
 
 #endif

@@ -8,7 +8,9 @@
 // A block takes 64 rows of w for each of its WARPGROUPS, up to N rows of x, and SLICES / PARTS slices that
 // follow one another; a cluster of PARTS blocks has all slices, and each adds up and writes its share. Tensor
 // copies bring 64 elements of every row, w's before the kernel ahead has ended, DEPTH stages of them; rows and
-// elements that are not there arrive as 0. One thread asks for the copies, between its own products.
+// elements that are not there arrive as 0. One thread asks for them, while products are under way: where every
+// step's products were waited for, a stage took 620 clocks and more, however early its copies came. Stages
+// take half of an SM's shared memory, so that it holds two blocks: one does not keep memory busy.
 //
 // Rows from `count` on are padding: they may be multiplied, which concerns no other row, and are not written.
 //
@@ -67,18 +69,18 @@ __device__ __forceinline__ void copy_rows(u32 to, const TensorMap* map, int k, i
 // Sums of slices, of which the next is the `index`-th: joined with those before it as far as the tree goes.
 // After the last, `sum` is the tree's.
 template <int LEVELS, int SIZE>
-__device__ __forceinline__ void join(float (&sum)[SIZE], float (&kept)[LEVELS + 1][SIZE], int index) {
+__device__ __forceinline__ void join(float (&sum)[SIZE], float (&kept)[LEVELS][SIZE], int index) {
     bool goes_on = true;
 #pragma unroll
     for (int level = 0; level < LEVELS; ++level)
         if (goes_on) {
-            if ((index >> level) & 1) {
+            goes_on = (index >> level) & 1;
 #pragma unroll
-                for (int e = 0; e < SIZE; ++e) sum[e] = kept[level][e] + sum[e];
-            } else {
-#pragma unroll
-                for (int e = 0; e < SIZE; ++e) kept[level][e] = sum[e];
-                goes_on = false;
+            for (int e = 0; e < SIZE; ++e) {
+                if (goes_on)
+                    sum[e] = kept[level][e] + sum[e];
+                else
+                    kept[level][e] = sum[e];
             }
         }
 }
@@ -87,10 +89,10 @@ template <int N, int WARPGROUPS, int SLICES, int PARTS, int DEPTH>
 __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const TensorMap* x_map, bf16* y,
                                              const i64* count, int n, int o, int i, i64 y_stride) {
     constexpr int SIZE = N / 2, TILES = N / 8, OWN = SLICES / PARTS;
-    constexpr int LEVELS = OWN == 1 ? 0 : OWN == 2 ? 1 : 2;
+    constexpr int LEVELS = OWN == 4 ? 2 : 1;
     constexpr int W_BYTES = WARPGROUPS * 64 * ROW, STAGE = W_BYTES + N * ROW;
     constexpr int WARPS = 4 * WARPGROUPS, ITEMS = WARPS * TILES;
-    static_assert(OWN <= 4 && DEPTH * STAGE >= ITEMS * 512, "sums take the place of stages");
+    static_assert((OWN == 2 || OWN == 4) && DEPTH * STAGE >= ITEMS * 512, "sums take the place of stages");
     let_successor_start();
     i64 row_0 = (i64)blockIdx.z * N, counted = ask_rows(count, n);
     if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
@@ -127,62 +129,49 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
         for (int d = 0; d < DEPTH && d < stages; ++d) copy_x(d);
     __syncthreads();  // the barriers are set up
 
-    float sum[SIZE], kept[LEVELS + 1][SIZE];
-#pragma unroll
-    for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;
-    int slice = 0, slice_end = slice_begin(first + 1, SLICES, all) - begin;
-    auto close_slice = [&] {
-        join<LEVELS>(sum, kept, slice);
-        ++slice;
-        if (slice == OWN) return;
-        slice_end = slice_begin(first + slice + 1, SLICES, all) - begin;
+    float sum[SIZE], kept[LEVELS][SIZE];
+    u32 w_at = base + (warp >> 2) * (64 * ROW), x_at = base + W_BYTES;
+    int step = 0, place = 0, parity = 0;
+    // The compiler lets products overlap only where nothing else touches their sums: a loop for every slice.
+#pragma unroll 1
+    for (int slice = 0; slice < OWN; ++slice) {
+        int slice_end = slice_begin(first + slice + 1, SLICES, all) - begin;
 #pragma unroll
         for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;
-    };
-    u32 w_at = base + (warp >> 2) * (64 * ROW), x_at = base + W_BYTES;
-    int place = 0, parity = 0;
 #pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) {
-        if (warp == 0) {
-            int next = stage - 1 + DEPTH;  // takes the place of the stage before, once all have left it
-            if (lane == 0 && stage > 0 && next < stages) {
-                barrier_wait(empty + (stage - 1) % DEPTH * 8, ((stage - 1) / DEPTH) & 1);
-                copy_w(next);
-                copy_x(next);
-            }
-            __syncwarp();
-        }
-        barrier_wait(full + place * 8, parity);
-#pragma unroll 1
-        for (int half = 0; half < 2; ++half) {
-            int step = 2 * stage + half;
-            if (step == steps) break;
-            while (step == slice_end) close_slice();
+        for (; step < slice_end; ++step) {
+            int stage = step / 2, half = step & 1;
+            if (half == 0) barrier_wait(full + place * 8, parity);
+            u32 at = place * STAGE + half * 64;
             open_products();
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-                u32 at = place * STAGE + (2 * half + k) * 32;
-                multiply(sum, matrix_at(w_at + at), matrix_at(x_at + at));
+            multiply(sum, matrix_at(w_at + at), matrix_at(x_at + at));
+            multiply(sum, matrix_at(w_at + at + 32), matrix_at(x_at + at + 32));
+            close_products();
+            wait_for_products<1>();  // those of the step before are finished
+            if (half == 0 && stage > 0) {
+                u32 left = empty + (place ? place - 1 : DEPTH - 1) * 8;
+                if (lane == 0) barrier_arrive(left);
+                int next = stage - 1 + DEPTH;  // takes the place of the stage before, once all have left it
+                if (threadIdx.x == 0 && next < stages) {
+                    barrier_wait(left, ((stage - 1) / DEPTH) & 1);
+                    copy_w(next);
+                    copy_x(next);
+                }
+                __syncwarp();
             }
-            finish_products();
+            if (half && ++place == DEPTH) {
+                place = 0;
+                parity ^= 1;
+            }
         }
-        if (lane == 0) barrier_arrive(empty + place * 8);
-        if (++place == DEPTH) {
-            place = 0;
-            parity ^= 1;
-        }
+        wait_for_products<0>();
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) asm volatile("" : "+f"(sum[e]));  // not before they are finished
+        join<LEVELS>(sum, kept, slice);
     }
-    while (slice < OWN) close_slice();
 
     int tile_rows = (int)min(counted - row_0, (i64)N);
     bf16* to = y + row_0 * y_stride;
-    if (PARTS == 1) {
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-            put_tile(to, y_stride, make_float4(sum[4 * t], sum[4 * t + 1], sum[4 * t + 2], sum[4 * t + 3]),
-                     t * 8, tile_rows, o_0 + warp * 16, o);
-        return;
-    }
     __syncthreads();  // the stages are free
     float4* sums = reinterpret_cast<float4*>(memory) + lane;  // [tile of x][warp][lane]
 #pragma unroll
@@ -219,13 +208,9 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
     }
 LINEAR_WGMMA(40, 1, 16, 8, 6)
 LINEAR_WGMMA(72, 1, 16, 8, 6)
-LINEAR_WGMMA(40, 1, 16, 4, 6)
-LINEAR_WGMMA(72, 1, 16, 4, 6)
+LINEAR_WGMMA(40, 2, 16, 8, 4)
+LINEAR_WGMMA(72, 2, 16, 8, 4)
 LINEAR_WGMMA(40, 1, 8, 2, 6)
 LINEAR_WGMMA(72, 1, 8, 2, 6)
-LINEAR_WGMMA(40, 2, 8, 2, 8)
-LINEAR_WGMMA(72, 2, 8, 2, 8)
-LINEAR_WGMMA(40, 4, 8, 4, 5)
-LINEAR_WGMMA(72, 4, 8, 4, 5)
 
 #endif

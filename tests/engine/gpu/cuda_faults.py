@@ -228,18 +228,11 @@ FAULTS: dict[str, CudaFault] = {
         "item = warp * PARTS;",
         fast=True,
     ),
-    "hopper_a_slice_begins_with_the_one_before": CudaFault(
-        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
-        "linear_wgmma",
-        "for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;\n    };",
-        "for (int e = 0; e < SIZE; ++e) sum[e] += 0.f;\n    };",
-        fast=True,
-    ),
     "hopper_half_of_a_step_twice": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear_wgmma",
-        "(2 * half + k) * 32;",
-        "2 * half * 32;",
+        "matrix_at(w_at + at + 32), matrix_at(x_at + at + 32)",
+        "matrix_at(w_at + at), matrix_at(x_at + at)",
         fast=True,
     ),
     "counter_of_the_router_is_not_reset": CudaFault(
