@@ -237,7 +237,7 @@ FAULTS: dict[str, CudaFault] = {
     ),
     "counter_of_the_router_is_not_reset": CudaFault(
         frozenset({"mlp_out", "logits", "q_nope", "q_pe", "root", "targets"}),
-        "experts",
+        "router",
         "if (is_last) *arrived = 0;",
         "",
         fast=True,
