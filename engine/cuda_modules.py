@@ -20,7 +20,7 @@ KERNELS = Path(__file__).with_name("kernels")
 FILES = ("rows", "latents", "tree", "best_first", "linear", "router", "experts", "verify_attn")
 BFLOAT16_FILES = ("verify_attn_mma",)
 # For bfloat16 on Hopper, with instructions that no other architecture has.
-HOPPER_FILES = ("verify_attn_wgmma", "linear_wgmma")
+HOPPER_FILES: tuple[str, ...] = ("verify_attn_wgmma", "linear_wgmma")
 
 # The oldest architecture that the kernels are compiled for and were tried on, and the first whose
 # launches may overlap.

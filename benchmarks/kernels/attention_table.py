@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from attention_shapes import GOALS_US, MMA_FLOP_PER_S, READ_BYTES_PER_S, Shape
-
-
-def versions() -> str:
-    found = [f"Python {platform.python_version()}"]
-    for names in (
-        ("cupy-cuda13x", "cupy-cuda12x"),
-        ("torch",),
-        ("triton",),
-        ("flashinfer-python",),
-    ):
-        for name in names:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                continue
-    return ", ".join(found)
-
-
-def output_of(*command: str) -> str:
-    """Empty where the command is not there, or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+from table_head import measured_by
 
 
 def table(times: dict[str, float], portable: dict[str, float], peers: dict[str, Any]) -> str:
@@ -51,16 +21,9 @@ def table(times: dict[str, float], portable: dict[str, float], peers: dict[str, 
 
 
 def _head() -> Iterator[str]:
-    card = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     yield "# Tree attention on a GPU"
     yield ""
-    where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
-    yield f"{where}. {versions()}."
-    at = f", commit {commit}" if commit else ""
-    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    yield f"`{' '.join(['python benchmarks/kernels/verify_attn.py', *words])}`."
+    yield from measured_by("verify_attn.py")
     yield ""
     yield "Microseconds a call: one layer, bfloat16, c = 512, r = 64, cold L2, launches included;"
     yield "median over replays of a CUDA graph. A shape is heads/nodes/committed tokens."

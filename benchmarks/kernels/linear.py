@@ -42,7 +42,7 @@ def main() -> int:
         times.run()
         if options.table:
             options.table.parent.mkdir(parents=True, exist_ok=True)
-            options.table.write_text(table(device, times), encoding="utf-8")
+            options.table.write_text(table(times), encoding="utf-8")
         if options.out:
             options.out.write_text(
                 json.dumps({"card": properties.name, "rows": times.rows}, indent=1)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import statistics
 import types
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from linear_device import Device
+from table_head import measured_by
 
 from kdtr.engine import cuda_experts, cuda_linear, cuda_router
 
@@ -329,13 +329,11 @@ class Times:
                 traceback.print_exc()
 
 
-def table(device: Device, times: Times) -> str:
+def table(times: Times) -> str:
     lines = [
         "# Projections, router and experts on a GPU",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {device.torch.cuda.get_device_properties(0).name}, torch "
-        f"{device.torch.__version__}, CuPy {device.cp.__version__}. Command: "
-        "`python benchmarks/kernels/linear.py --time`.",
+        *measured_by("linear.py"),
         "",
         f"of 1 GB: of {times.bandwidth:.0f} GB/s, what a kernel that only reads reached in this "
         "run on 1 GB. of its size: of what that kernel reached on as many bytes, launch included. "
@@ -372,11 +370,11 @@ Microseconds in this section are of earlier runs on an H200.
   its size: a second block on the SM hides that. At 30 MB there is one: 19.5 us.
 * A chain of wgmma gives the bits of mma.sync, so Hopper has a kernel of its own from 25 rows on
   (linear_wgmma.cu). The compiler waits for every product whose sums a branch may touch: 900 clocks
-  a stage of 64 elements. A loop for every slice took 117 MB from 40.4 to 36.1 us, 30 MB from 21.7
-  to 17.5. Blocks of 256 rows read x a quarter as often and were slower than those of 64 (38.7
-  against 36.1 us): 74 KB of sums a block go through the cluster's shared memory, at 14 bytes a
-  clock. What is left at 15 and 30 MB is the first stage (2.5 us: all blocks ask for all of their
-  stages at once) and adding up (2 us).
+  a stage of 64 elements. A loop for every slice took 117 MB from 42.8 to 36.1 us, 30 MB from 21.7
+  to 18.6, and two warpgroups a block there to 17.5. Blocks of 256 rows read x a quarter as often
+  and were slower at 117 MB (38.7 us): 74 KB of sums a block go through the cluster's shared memory,
+  at 14 bytes a clock. What is left at 15 and 30 MB is the first stage (2.5 us: all blocks ask for
+  all of their stages at once) and adding up (2 us).
 * Asking L2 for weights before the launch ahead has ended was tried, and cost as much as it gained.
 * One row of experts reaches 60 %: eight experts are 88 MB in 256 pieces of work, for 396 blocks.
 """

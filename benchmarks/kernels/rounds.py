@@ -14,12 +14,12 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from table_head import measured_by
 
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import DraftTree, ModelConfig
@@ -63,15 +63,7 @@ def main() -> None:
 
 
 def _head() -> list[str]:
-    cupy = import_cupy()
-    runtime = cupy.cuda.runtime
-    name = runtime.getDeviceProperties(0)["name"].decode()
-    return [
-        "# Rounds of the tiny model on a GPU",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {name}, driver for CUDA {runtime.driverGetVersion()}, "
-        f"CuPy {cupy.__version__}. Command: `python benchmarks/kernels/rounds.py`.",
-    ]
+    return ["# Rounds of the tiny model on a GPU", "", *measured_by("rounds.py")]
 
 
 def _model(dtype: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-// barriers.cuh: barriers in shared memory, and the blocks of a cluster. For attention.cuh, linear.cu and
+// barriers.cuh: barriers in shared memory, and the blocks of a cluster. For attention.cuh, sums.cuh and
 // hopper.cuh.
 
 #pragma once
@@ -25,15 +25,11 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
         : "memory");
 }
 
-// A cluster's blocks run at the same time and read each other's shared memory.
-// What its blocks wrote before it, all of them may read after it.
+// A cluster's blocks run at the same time and read each other's shared memory. What its blocks wrote before
+// this, all of them may read after it; what they read before it, whoever it belongs to may leave.
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// None passes it before all have come: for leaving, when what was read from others has been used.
-__device__ __forceinline__ void cluster_meets() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
 // The same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ u32 in_block(u32 at, u32 rank) {

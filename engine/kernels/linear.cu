@@ -113,8 +113,8 @@ struct Shared {
     typedef float Sums[MT][NT][4];
 
     // Returns the rows of x, ROWS at most. Afterwards the stages are free.
-    static __device__ __forceinline__ int sum(Sums& acc, const bf16* x, const bf16* w, i64 counted, int w_rows, int i,
-                                              i64 x_stride, int slice) {
+    static __device__ __forceinline__ int sum(Sums& acc, const bf16* x, const bf16* w, i64 counted,
+                                              int w_rows, int i, i64 x_stride, int slice) {
         int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         int band = warp % BANDS, side = warp / BANDS, of_side = threadIdx.x - side * BAND_THREADS;
         int steps = n_steps(i);
@@ -298,8 +298,8 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
     }
     int o_0 = blockIdx.x * (BANDS * Block::BAND), part = blockIdx.y;
     typename Block::Sums acc;
-    int tile_rows = Block::sum(acc, x + row_0 * x_stride, w + (i64)o_0 * i, counted - row_0, o - o_0, i, x_stride,
-                               part * SIDES);
+    int tile_rows = Block::sum(acc, x + row_0 * x_stride, w + (i64)o_0 * i, counted - row_0, o - o_0, i,
+                               x_stride, part * SIDES);
     Block::put_both(acc);
     cluster_barrier();  // every block's sums are there
     const int EACH = (BANDS * MT * Block::NT + WARPS * PARTS - 1) / (WARPS * PARTS);
@@ -315,7 +315,7 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
         if (item < items)
             put_tile(y + row_0 * y_stride, y_stride, sums[e], item / (BANDS * MT) * 8, tile_rows,
                      o_0 + item % BANDS * Block::BAND + item / BANDS % MT * 16, o);
-    cluster_meets();  // no block leaves while another reads its shared memory
+    cluster_barrier();  // no block leaves while another reads its shared memory
 }
 
 // x and y of one head and row.

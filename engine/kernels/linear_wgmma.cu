@@ -1,9 +1,10 @@
-// linear_wgmma.cu: y[n][o] = sum over i of x[n][i] w[o][i] with the warpgroup products of Hopper; sm_90a alone.
+// linear_wgmma.cu: y[n][o] = sum over i of x[n][i] w[o][i] with the warpgroup products of Hopper. Every
+// projection of more than 24 rows; bfloat16 in rows of 16-byte chunks; sm_90a alone.
 //
 // The same as linear_wide of linear.cu, which serves every architecture, bit for bit: a slice of i is summed
-// upwards, 16 elements a product, and slices are added as a balanced tree; a wgmma of one k16 step gives the
-// bits of mma.sync (tests/engine/gpu/test_linear_kernels_agree.py). So a row's bits stay the same where the number
-// of rows decides which of them runs.
+// upwards, 16 elements a product, and slices are added as a balanced tree; a wgmma of 16 elements gives the
+// bits of mma.sync (tests/engine/gpu/test_linear_kernels_agree.py). So a row's bits stay the same where the
+// number of rows decides which of them runs.
 //
 // A block takes 64 rows of w for each of its WARPGROUPS, up to N rows of x, and SLICES / PARTS slices that
 // follow one another; a cluster of PARTS blocks has all slices, and each adds up and writes its share. Tensor
@@ -190,7 +191,7 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
     for (int e = 0; e < EACH; ++e, item += WARPS * PARTS)
         if (item < items)
             put_tile(to, y_stride, totals[e], item / WARPS * 8, tile_rows, o_0 + item % WARPS * 16, o);
-    cluster_meets();  // no block leaves while another reads its shared memory
+    cluster_barrier();  // no block leaves while another reads its shared memory
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// stream.cuh: weights from memory through the tensor cores, a warp at a time. For linear.cu and
-// experts.cu.
+// stream.cuh: weights from memory through the tensor cores, a warp at a time. For linear.cu, router.cu and
+// experts.cu; linear_wgmma.cu has its steps and slices.
 //
 // Weights [rows][i] are the A operand of mma.m16n8k16, rows of x its B operand: up to 8 rows of x
 // cost one column block, and nothing is padded to 16. The sums are float.
