@@ -310,6 +310,7 @@ _MERGE_US = 1.5
 _PARTIAL_US_PER_MB = 0.7  # of partial results, written and read
 
 
+@cache
 def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
     """At most so many blocks share the tiles: one on each SM, or two, whichever is the faster."""
     block_rows, row_blocks, light_rows = row_blocks_of(n_rows)
@@ -331,7 +332,10 @@ def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
 
     fifths = 5 * heavy + 3 * (light_rows > 0)  # a light row block takes three fifths of the blocks
     fills = {max(1, 5 * (i + 1) * device.n_sms // fifths) for i in range(device.blocks_per_sm)}
-    return min(min(fills, key=cost), max(1, -(-max_slots // TILE)), MOST_SPLITS)
+    # Fewer, whose partial results the merge has sooner: those that share the tiles evenly.
+    even = {-(-tiles // each) for each in range(1, tiles + 1)}
+    choices = sorted(fills | {splits for splits in even if splits <= max(fills)})
+    return min(min(choices, key=cost), max(1, -(-max_slots // TILE)), MOST_SPLITS)
 
 
 def choose_wgmma_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:

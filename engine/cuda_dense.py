@@ -1,4 +1,4 @@
-"""Rows through weights on a CUDA device: rows.cu, and the launchers of linear.cu and experts.cu."""
+"""Rows through weights on a CUDA device: rows.cu, and the launchers of projections and experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from kdtr.contract import Array, ModelConfig
-from kdtr.engine import cuda_experts, cuda_linear
+from kdtr.engine import cuda_experts, cuda_linear, cuda_router
 from kdtr.engine.cuda_device import BLOCK, CudaDevice, i64, launching
 from kdtr.engine.kernel_set import Routed
 from kdtr.engine.weights import MoeWeights
@@ -56,7 +56,12 @@ class DenseOperations(CudaDevice):
     @launching
     def linear(self, x: Array, weight: Array) -> Array:
         return cuda_linear.linear(
-            partial(self._modules.kernel, "linear"), x, weight, self._count(len(x)), overlap=True
+            partial(self._modules.kernel, "linear"),
+            x,
+            weight,
+            self._count(len(x)),
+            wgmma=self._hopper("linear_wgmma"),
+            overlap=True,
         )
 
     @launching
@@ -68,22 +73,26 @@ class DenseOperations(CudaDevice):
             gate_up,
             down,
             self._count(len(x)),
+            wgmma=self._hopper("linear_wgmma"),
             overlap=True,
         )
 
     @launching
     def route(self, x: Array, gate: Array, correction_bias: Array, config: ModelConfig) -> Routed:
-        kernel = partial(self._modules.kernel, "experts")
-        groups = cuda_experts.new_groups(len(x), len(gate), config.num_experts_per_tok)
+        kernel = partial(self._modules.kernel, "router")
+        groups = cuda_router.new_groups(len(x), len(gate), config.num_experts_per_tok)
         count = self._count(len(x))
-        chosen = cuda_experts.route(
-            kernel, x, gate, correction_bias, config, count, groups, overlap=True
+        chosen = cuda_router.route(
+            kernel, x, gate, correction_bias, config, count, groups, self._arrived, overlap=True
         )
         return Routed(*chosen, groups)
 
     @launching
     def moe(self, x: Array, routed: Routed, weights: MoeWeights) -> Array:
-        shared = weights.shared
+        shared, count, groups = weights.shared, self._count(len(x)), routed.groups
+        if groups is None:
+            router = partial(self._modules.kernel, "router")
+            groups = cuda_router.grouped(router, routed.ids, len(weights.down), count, overlap=True)
         return cuda_experts.moe(
             partial(self._modules.kernel, "experts"),
             x,
@@ -92,8 +101,8 @@ class DenseOperations(CudaDevice):
             weights.gate_up,
             weights.down,
             None if shared is None else (shared.gate_up, shared.down),
-            self._count(len(x)),
-            routed.groups,
+            groups,
+            count,
             overlap=True,
         )
 

@@ -1,7 +1,7 @@
 """The device that an engine computes on: one stream, whose turn it is there, and launches.
 
 All operations of a kernel set run on one stream of one device, in the order in which they are
-called: scratch counters and graphs rely on it (`cuda_linear.arrived`). A graph cannot be captured
+called: a counter between blocks and graphs rely on it. A graph cannot be captured
 on the default stream; and what another thread launched on a stream while it is captured would
 become part of the graph. So whoever operates takes the turn: the device that was current when the
 engine was made and its stream are current meanwhile, whatever the caller has made current, and
@@ -13,14 +13,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from typing import Any, TypeVar
 
 import numpy as np
 
 from kdtr.contract import Array
-from kdtr.engine import cuda_attention, cuda_linear
+from kdtr.engine import cuda_attention
 from kdtr.engine.cuda_guard import Guard
 from kdtr.engine.cuda_launch import launch
 from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
@@ -119,20 +119,13 @@ class CudaDevice:
         self.turn = Turn(self._cupy)
         self._rows: Rows | None = None
         self._ones: dict[int, Array] = {}
-        self._reset_counters()
+        self._arrived = self._zeros((1,), np.int32)  # the router's blocks count with it
         properties = self._cupy.cuda.runtime.getDeviceProperties(self.turn.device.id)
         self.device = properties["name"].decode()
 
     @in_turn
-    def _reset_counters(self) -> None:
-        """Of this stream, before a graph's memory could hold them.
-
-        They are kept by the stream's address. One that is gone may have had the same, and have left
-        off in the middle of a launch.
-        """
-        self.turn.device.synchronize()
-        counters = cuda_linear.arrived()
-        counters.data.memset_async(0, counters.nbytes, self.turn.stream)
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return self._cupy.zeros(shape, dtype)
 
     @contextmanager
     def _needing(self, what: str, lower: str) -> Iterator[None]:
@@ -154,6 +147,10 @@ class CudaDevice:
         shared: int = 0,
     ) -> None:
         launch(self._modules.kernel(file, name), grid, block, shared, arguments, overlap=True)
+
+    def _hopper(self, file: str) -> Callable[[str], Any] | None:
+        """Entry points of a file that Hopper alone has, by name."""
+        return partial(self._modules.kernel, file) if self._modules.has(file) else None
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         return self._cupy.empty(shape, dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ ROWS = 64  # of the query, a block
 THREADS = 256
 SHARED_BYTES = 229_728  # dynamic, of verify_attn_wgmma; the .cu asserts the same number
 
-_UINT16, _PROMOTE_256_BYTES = 1, 3  # CUtensorMapDataType, CUtensorMapL2promotion
+# CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
+_UINT16, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES = 1, 3, 3
+_MOST_MAPS = 4_096  # kept, by address and sizes
 _MAP_WORDS = 16
 _GROUPS = 3  # of columns, a copy
 
@@ -40,25 +42,53 @@ def tile_map(rows: Any) -> TensorMap:
     return _tile_map(rows.data.ptr, n_rows, row_len)
 
 
-@cache
+@lru_cache(_MOST_MAPS)
 def _tile_map(address: int, n_rows: int, row_len: int) -> TensorMap:
+    sizes, strides = (64, n_rows, row_len // 64), (2 * row_len, 128)  # rows, groups of columns
+    return _encoded(
+        address, sizes, strides, (64, TILE, _GROUPS)
+    )  # no swizzle beside the cache's own
+
+
+def matrix_map(matrix: Any, box_rows: int) -> TensorMap:
+    """Of a matrix [rows, i], 2 bytes each, its rows any multiple of 16 bytes apart.
+
+    A copy takes box_rows rows by 64 elements, swizzled; 0 for those that are not there.
+    Raises RuntimeError when the driver refuses.
+    """
+    n_rows, i = matrix.shape
+    return _matrix_map(matrix.data.ptr, n_rows, i, matrix.strides[0], box_rows)
+
+
+@lru_cache(_MOST_MAPS)
+def _matrix_map(address: int, n_rows: int, i: int, stride: int, box_rows: int) -> TensorMap:
+    return _encoded(address, (i, n_rows), (stride,), (64, box_rows), _SWIZZLE_128_BYTES)
+
+
+def _encoded(
+    address: int,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    swizzle: int = 0,
+) -> TensorMap:
+    """Sizes innermost first; strides in bytes, of all but the innermost."""
     memory = (ctypes.c_uint64 * (_MAP_WORDS + 8))()  # the driver writes to multiples of 64 bytes
     start = -ctypes.addressof(memory) % 64
-    written = TensorMap.from_buffer(memory, start)
-    groups = row_len // 64
+    written, rank = TensorMap.from_buffer(memory, start), len(sizes)
     status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
         ctypes.byref(written),
         _UINT16,
-        ctypes.c_uint32(3),
+        ctypes.c_uint32(rank),
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 3)(64, n_rows, groups),
-        (ctypes.c_uint64 * 2)(2 * row_len, 128),  # bytes from row to row, from group to group
-        (ctypes.c_uint32 * 3)(64, TILE, _GROUPS),
-        (ctypes.c_uint32 * 3)(1, 1, 1),
-        *(0, 0, _PROMOTE_256_BYTES, 0),  # no interleaving, no swizzle beside the cache's own
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * len(strides))(*strides),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*(1,) * rank),
+        *(0, swizzle, _PROMOTE_256_BYTES, 0),  # not interleaved; 0 beyond the sizes
     )
     if status:
-        raise RuntimeError(f"a tensor map of {n_rows} rows: CUDA driver error {status}")
+        raise RuntimeError(f"a tensor map of sizes {sizes}: CUDA driver error {status}")
     return TensorMap.from_buffer_copy(written)
 
 

@@ -16,7 +16,7 @@ import copy
 from typing import Any
 
 from kdtr.contract import ModelConfig, NumericProfile, TreeError, UnsupportedError
-from kdtr.engine import cuda_experts
+from kdtr.engine import cuda_router
 from kdtr.engine.cuda_dense import DenseOperations
 from kdtr.engine.cuda_graphs import GraphOperations
 from kdtr.engine.cuda_latents import LatentOperations
@@ -27,9 +27,9 @@ from kdtr.engine.kernel_set import Rows
 from kdtr.engine.paging import PagedCache
 
 _LIMITS = {
-    "n_routed_experts": cuda_experts.MAX_EXPERTS,
-    "num_experts_per_tok": cuda_experts.MAX_CHOSEN,
-    "n_group": cuda_experts.MAX_GROUPS,
+    "n_routed_experts": cuda_router.MAX_EXPERTS,
+    "num_experts_per_tok": cuda_router.MAX_CHOSEN,
+    "n_group": cuda_router.MAX_GROUPS,
     "kv_lora_rank": MOST_LATENT,
     "qk_rope_head_dim": MOST_ROPE,
     "qk_nope_head_dim": MOST_NOPE,

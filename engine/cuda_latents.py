@@ -106,7 +106,6 @@ class LatentOperations(CudaDevice):
         scores: Array | None = None,
     ) -> Array:
         rows = self._bound()
-        hopper = "verify_attn_wgmma"
         return cuda_attention.verify_attn(
             partial(self._modules.kernel, "verify_attn"),
             partial(self._modules.kernel, "verify_attn_mma"),
@@ -122,7 +121,7 @@ class LatentOperations(CudaDevice):
             split_size,
             rows.max_slots,
             scores,
-            wgmma=partial(self._modules.kernel, hopper) if self._modules.has(hopper) else None,
+            wgmma=self._hopper("verify_attn_wgmma"),
         )
 
     @launching

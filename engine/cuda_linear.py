@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from kdtr.engine import cuda_hopper
 from kdtr.engine.cuda_launch import launch
 
 Array = Any
@@ -21,12 +22,19 @@ GetKernel = Callable[[str], Kernel]
 
 BLOCK = 256
 _MANY = 4096  # rows of weights from which sums have 8 slices instead of 16
-_MAX_TILES = 1 << 18  # that linear_wide counts
 
 # Stages, by kernel: linear_stream_<rows of weights>_<rows of x> holds 8 warps' own.
 _STREAM = {(16, 8): 8, (16, 24): 4, (32, 8): 4, (32, 24): 3}
-# linear_wide_<rows of x>_<slices>, by rows of x: 8 warps' weights, 4 slices' x.
-_WIDE = {40: 3, 65: 3}
+# linear_wide_<rows of x>_<slices>, by rows of x: 128 rows of weights, rows of x, of two slices.
+_WIDE = {40: 4, 65: 4}
+_WIDE_BLOCK, _WIDE_WEIGHTS, _WIDE_SLICES = 128, 128, 2  # threads; rows and slices of a block
+# linear_wgmma_<rows of x>_<warpgroups>_<slices>_<blocks that have them>, of Hopper alone.
+_WGMMA = {
+    (rows, groups, slices, parts): stages
+    for rows in (40, 72)
+    for groups, slices, parts, stages in ((1, 16, 8, 6), (2, 16, 8, 4), (1, 8, 2, 6))
+}
+_WGMMA_ROWS = 64  # of weights, a warpgroup
 # linear_heads_<rows of x>
 _HEADS = {8: 4, 24: 4, 65: 3}
 
@@ -44,9 +52,13 @@ SHARED_BYTES = {
         for (o, rows), stages in _STREAM.items()
     },
     **{
-        f"linear_wide_{rows}_{slices}": stages * (16_384 + 4 * 64 * rows)
+        f"linear_wide_{rows}_{slices}": stages * _WIDE_SLICES * 64 * (_WIDE_WEIGHTS + rows)
         for rows, stages in _WIDE.items()
         for slices in (8, 16)
+    },
+    **{
+        "linear_wgmma_" + "_".join(map(str, kind)): stages * (128 * (64 * kind[1] + kind[0]) + 16)
+        for kind, stages in _WGMMA.items()
     },
     **{
         f"{kind}_{rows}": _heads_bytes(rows)
@@ -57,18 +69,28 @@ SHARED_BYTES = {
 
 
 def linear(
-    kernel: GetKernel, x: Array, weight: Array, count: Array | None = None, *, overlap: bool = False
+    kernel: GetKernel,
+    x: Array,
+    weight: Array,
+    count: Array | None = None,
+    *,
+    wgmma: GetKernel | None = None,
+    overlap: bool = False,
 ) -> Array:
     """x [n, i], a view with any row stride, weight [o, i] contiguous -> [n, o].
 
     count    [1] int64 on the device: rows that count, all if None; the others are not written
+    wgmma    entry points of linear_wgmma.cu, where the device is a Hopper
     overlap  the launch may begin before the one ahead of it ends (`cuda_launch.launch`)
     """
     import cupy
 
     out = cupy.empty((len(x), len(weight)), x.dtype)
     x = _contiguous_rows(x)
-    run(kernel, plan(x, weight, out), x, weight, out, count, overlap=overlap)
+    name = plan(x, weight, hopper=wgmma is not None)
+    if wgmma is not None and name.startswith("linear_wgmma"):
+        kernel = wgmma
+    run(kernel, name, x, weight, out, count, overlap=overlap)
     return out
 
 
@@ -143,16 +165,33 @@ def _rows_of_heads(n: int) -> int:
     return 8 if n <= 8 else 24 if n <= 24 else 65
 
 
-def plan(x: Array, weight: Array, out: Array) -> str:
-    """The name of the kernel that `linear` runs."""
+def plan(x: Array, weight: Array, *, hopper: bool = False) -> str:
+    """The name of the kernel that `linear` runs; on Hopper it has one more to choose from."""
     n, o = len(x), len(weight)
     if not fast(x, weight):
         return "linear_any"
-    slices, o_rows = (8, 32) if o >= _MANY else (16, 16)
-    rows = 40 if n <= 40 else 65
-    if n > 24 and -(-o // 64) * -(-n // rows) <= _MAX_TILES:
-        return f"linear_wide_{rows}_{slices}"
-    return f"linear_stream_{o_rows}_{8 if n <= 8 else 24}"
+    slices = slices_of(o)
+    if n <= 24:
+        return f"linear_stream_{256 // slices}_{8 if n <= 8 else 24}"
+    if hopper:
+        groups, parts = _wgmma_shape(o)
+        return f"linear_wgmma_{40 if n <= 40 else 72}_{groups}_{slices}_{parts}"
+    return f"linear_wide_{40 if n <= 40 else 65}_{slices}"
+
+
+def slices_of(o: int) -> int:
+    """Into which i is cut, by the rows of weights alone."""
+    return 8 if o >= _MANY else 16
+
+
+def _wgmma_shape(o: int) -> tuple[int, int]:
+    """Warpgroups of a block, and blocks that share i: the fastest of those tried on an H200.
+
+    They choose a grid; the order of sums does not depend on them.
+    """
+    if slices_of(o) == 8:
+        return 1, 2
+    return (1 if o <= 24 * _WGMMA_ROWS else 2), 8
 
 
 def run(
@@ -165,9 +204,7 @@ def run(
     *,
     overlap: bool = False,
 ) -> None:
-    """The kernel of that name, whatever the shape; `linear_stream` and `linear_wide`: if `fast`."""
-    import cupy
-
+    """The kernel of that name, whatever the shape; all but `linear_any`: if `fast`."""
     n, (o, i) = len(x), weight.shape
     x_stride = ctypes.c_longlong(x.strides[0] // x.itemsize)
     out_stride = ctypes.c_longlong(out.strides[0] // out.itemsize)
@@ -179,11 +216,15 @@ def run(
         launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
     elif kind == "wide":
         rows, slices = map(int, numbers)
-        grid = (-(-o // 64), slices // 4, -(-n // rows))
-        tiles = -(-rows // 8) * 8
-        parts = cupy.empty((grid[1], grid[2], grid[0], 64 * tiles), cupy.float32)
-        arguments = (x, weight, out, parts, arrived(), count, n, o, i, x_stride, out_stride)
-        launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
+        grid = (-(-o // _WIDE_WEIGHTS), slices // _WIDE_SLICES, -(-n // rows))
+        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride)
+        launch(kernel(name), grid, _WIDE_BLOCK, SHARED_BYTES[name], arguments, overlap)
+    elif kind == "wgmma":
+        rows, groups, _, parts = map(int, numbers)
+        grid = (-(-o // (_WGMMA_ROWS * groups)), parts, -(-n // rows))
+        maps = cuda_hopper.matrix_map(weight, _WGMMA_ROWS * groups), cuda_hopper.matrix_map(x, rows)
+        arguments = (*maps, out, count, n, o, i, out_stride)
+        launch(kernel(name), grid, 128 * groups, SHARED_BYTES[name], arguments, overlap)
     else:
         o_rows, rows = map(int, numbers)
         grid = (-(-o // o_rows), -(-n // rows), 1)
@@ -209,25 +250,11 @@ def multiprocessors() -> int:
     return _multiprocessors(cupy.cuda.Device().id)
 
 
-def arrived() -> Array:
-    """Zeros that the current stream's kernels count with, and leave zero."""
-    import cupy
-
-    return _arrived(cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr)
-
-
 @cache
 def _multiprocessors(device: int) -> int:
     import cupy
 
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
-
-
-@cache
-def _arrived(device: int, stream: int) -> Array:
-    import cupy
-
-    return cupy.zeros(_MAX_TILES, cupy.int32)
 
 
 def _contiguous_rows(x: Array) -> Array:

@@ -17,10 +17,10 @@ from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
 KERNELS = Path(__file__).with_name("kernels")
 
 # Compiled for both storage types, and for bfloat16 alone. The names of their files.
-FILES = ("rows", "latents", "tree", "best_first", "linear", "experts", "verify_attn")
+FILES = ("rows", "latents", "tree", "best_first", "linear", "router", "experts", "verify_attn")
 BFLOAT16_FILES = ("verify_attn_mma",)
 # For bfloat16 on Hopper, with instructions that no other architecture has.
-HOPPER_FILES = ("verify_attn_wgmma",)
+HOPPER_FILES: tuple[str, ...] = ("verify_attn_wgmma", "linear_wgmma")
 
 # The oldest architecture that the kernels are compiled for and were tried on, and the first whose
 # launches may overlap.

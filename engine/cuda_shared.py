@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kdtr.engine import cuda_attention, cuda_experts, cuda_hopper, cuda_linear
+from kdtr.engine import cuda_attention, cuda_experts, cuda_hopper, cuda_linear, cuda_router
 
 MOST_NODES = 9_985  # the largest bucket of rows whose parents fit the shared memory asked for
 MOST_NOPE, MOST_ROPE, MOST_LATENT = 256, 256, 1024  # what a model may have, by dimension
 
 _BYTES = {
     **cuda_linear.SHARED_BYTES,
+    **cuda_router.SHARED_BYTES,
     **cuda_experts.SHARED_BYTES,
     **{
         f"verify_attn_mma_{rows}{scores}": n_bytes

@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from attention_shapes import GOALS_US, MMA_FLOP_PER_S, READ_BYTES_PER_S, Shape
-
-
-def versions() -> str:
-    found = [f"Python {platform.python_version()}"]
-    for names in (
-        ("cupy-cuda13x", "cupy-cuda12x"),
-        ("torch",),
-        ("triton",),
-        ("flashinfer-python",),
-    ):
-        for name in names:
-            try:
-                found.append(f"{name} {version(name)}")
-            except PackageNotFoundError:
-                continue
-    return ", ".join(found)
-
-
-def output_of(*command: str) -> str:
-    """Empty where the command is not there, or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+from table_head import measured_by
 
 
 def table(times: dict[str, float], portable: dict[str, float], peers: dict[str, Any]) -> str:
@@ -51,16 +21,9 @@ def table(times: dict[str, float], portable: dict[str, float], peers: dict[str, 
 
 
 def _head() -> Iterator[str]:
-    card = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     yield "# Tree attention on a GPU"
     yield ""
-    where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
-    yield f"{where}. {versions()}."
-    at = f", commit {commit}" if commit else ""
-    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    yield f"`{' '.join(['python benchmarks/kernels/verify_attn.py', *words])}`."
+    yield from measured_by("verify_attn.py")
     yield ""
     yield "Microseconds a call: one layer, bfloat16, c = 512, r = 64, cold L2, launches included;"
     yield "median over replays of a CUDA graph. A shape is heads/nodes/committed tokens."
@@ -151,9 +114,16 @@ Microseconds in this section are from other runs on an H200 than the tables abov
   at 8/17/64k.
 * At 1k the two launches are most of the time: with 33 tiles or fewer a row block, what splits
   save in tiles they cost in partial results. 8/17/1k took 11 us and 8/65/1k 15, goals 10 and 14.
-* 8/1/64k took 28 to 30 us, goal 26, and 27.4 when the splits were chosen for exactly its slots.
-  Copies ask for memory two tiles ahead, for want of shared memory (99 KB on sm_120); asking L2
-  for all tiles at once cost 20 % in an earlier design.
+* Splits that share the tiles evenly, where fewer than fill the device: 8/1/8k 9.0 us by 86, 9.5 by
+  129; 8/1/64k 26.7 to 27.2 by 171, 28.0 by 257, goal 26. 8/17/1k takes 11.6 by 11 of 16 as by 17 of
+  28: what the merge gains (10.9 where the grid is made for 11) the blocks that leave cost.
+* Copies ask for memory two tiles ahead, for want of shared memory (99 KB on sm_120). Asking L2 for
+  the tile after as well took 8/1/64k from 26.7 us to 28.7; for all tiles at once 20 % in an earlier
+  design.
+* Alone, the splits of 8/17/1k take 7.9 us and the merge 3.1, of 8/65/1k 12.2 and 3.2, of 8/17/8k
+  17.2 and 4.4 (portable). A merge within a cluster of blocks would do without the second launch; it
+  was not tried: eight blocks a cluster are too few splits at 1k, and reading each other's partial
+  results goes at 14 bytes a clock and SM.
 * A graph serves a bucket of slots, the next power of two; how many of its splits share the tiles
   is decided on the device. 8/1/1k and 8/1/8k took 5.4 and 8.2 us with grids made for exactly
   their slots, 6.2 and 8.9 with those of their buckets: a division, and a read of the page table

@@ -1,7 +1,9 @@
 """A few small rounds on a GPU, for compute-sanitizer: every kernel runs, captured and launched.
 
     compute-sanitizer --tool memcheck python benchmarks/kernels/small_rounds.py float32
+    compute-sanitizer --tool memcheck python benchmarks/kernels/small_rounds.py bfloat16 portable
 
+`portable`: without the kernels that Hopper alone has.
 Memory comes straight from the driver, a buffer per allocation: within a pool's arena a read past a
 buffer's end would go unseen.
 """
@@ -14,11 +16,13 @@ import numpy as np
 
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import DraftTree, ModelConfig
-from kdtr.engine import make_cuda_engine
+from kdtr.engine import cuda_modules, make_cuda_engine
 from kdtr.engine.cuda_modules import import_cupy
 
 
-def main(dtype: str) -> None:
+def main(dtype: str, *, portable: bool) -> None:
+    if portable:
+        cuda_modules.HOPPER_FILES = ()
     import_cupy().cuda.set_allocator(None)
     tiny = ModelConfig.tiny()
     wide = tiny.replace(  # what the tensor cores' attention takes
@@ -44,4 +48,4 @@ def main(dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], portable="portable" in sys.argv[2:])

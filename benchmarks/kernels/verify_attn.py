@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 from attention_shapes import ROW, SCALE, SHAPES, C, R, Shape
-from attention_table import output_of, table
+from attention_table import table
+from table_head import output_of
 
 from kdtr.engine import cuda_attention as attention
 from kdtr.engine import cuda_hopper

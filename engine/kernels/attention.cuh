@@ -1,8 +1,9 @@
-// attention.cuh: what the two attention kernels on tensor cores share: shared memory and its barriers, the
+// attention.cuh: what the two attention kernels on tensor cores share: shared memory, the
 // number of splits in use, visibility, values that are not finite. For verify_attn_mma.cu and
 // verify_attn_wgmma.cu.
 
 #pragma once
+#include "barriers.cuh"
 #include "tensor_cores.cuh"
 
 constexpr int LATENT = 512;
@@ -26,26 +27,6 @@ __device__ __forceinline__ int tiles_of_split(int tiles, int split, int splits) 
     return (u32)(tiles - split + splits - 1) / (u32)splits;
 }
 
-// Barriers in shared memory that count arrivals and the bytes of bulk copies.
-__device__ __forceinline__ void barrier_init(u32 bar, u32 arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(u32 bar) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni gone;\n"
-        "bra.uni again;\n"
-        "gone:\n"
-        "}\n" ::"r"(bar),
-        "r"(parity)
-        : "memory");
-}
 __device__ __forceinline__ void write_shared(u32 at, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");

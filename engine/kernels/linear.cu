@@ -2,8 +2,8 @@
 //
 // linear_stream_*   few rows: a block owns 16 or 32 rows of w and all of i; each of its 8 warps streams
 //                   its part of i, and the block adds the warps' sums.
-// linear_wide_*     more rows: a block owns 64 rows of w and 4 slices of i, and shares its part of x among
-//                   its warps; the last block of a tile to arrive adds the blocks' sums.
+// linear_wide_*     more rows: a block owns 128 rows of w and 2 slices of i, and shares its part of x among
+//                   its warps; a cluster of blocks has all slices, and adds them up.
 // linear_heads_*    per head, small w: a block owns 32 rows of w and all of i.
 // latent_query_*    linear_heads with the rotated part of the query beside it.
 // linear_any        any shape and alignment, float32 or bfloat16: a warp per two rows of w.
@@ -17,7 +17,7 @@
 // Head g of `heads` reads x + g x_head, w + g o i, and writes y + g y_head; without heads, g is 0.
 // Rows from `count` on are padding: neither read nor written.
 
-#include "stream.cuh"
+#include "sums.cuh"
 
 // grid (ceil(o / 2 / 8), ceil(n / 8), heads)   block 256   shared memory none
 extern "C" __global__ void __launch_bounds__(256) linear_any(
@@ -61,20 +61,19 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     const int SLICES = MT == 1 ? 16 : 8, EACH = SLICES / 8;
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
     let_successor_start();
-    i64 rows = rows_that_count(count, n);
-    i64 row_0 = (i64)blockIdx.y * (8 * NT);
-    if (row_0 >= rows) {
+    i64 row_0 = (i64)blockIdx.y * (8 * NT), rows = ask_rows(count, n);
+    if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;
     }
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int o_0 = blockIdx.x * R;
-    u32 w_at[2 * MT], x_at[NT];
+    u32 w_at[2 * MT];
 #pragma unroll
     for (int j = 0; j < 2 * MT; ++j) w_at[j] = min(j * 8 + g, o - 1 - o_0) * i + 8 * t;
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-        x_at[j] = row_0 + j * 8 + g < rows ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
+    auto x_at = [&](int j) {
+        return row_0 + j * 8 + g < rows ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
+    };
     int steps = n_steps(i);
     int begin = slice_begin(warp * EACH, SLICES, steps);
     int middle = slice_begin(warp * EACH + 1, SLICES, steps);
@@ -93,67 +92,58 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     }
 }
 
-template <int PARTS>
-__device__ __forceinline__ float4 tree_sum(float4 (&v)[PARTS]) {
-#pragma unroll
-    for (int width = 1; width < PARTS; width *= 2)
-#pragma unroll
-        for (int p = 0; p < PARTS; p += 2 * width) {
-            v[p].x += v[p + width].x;
-            v[p].y += v[p + width].y;
-            v[p].z += v[p + width].z;
-            v[p].w += v[p + width].w;
-        }
-    return v[0];
-}
-
-// The sums of a block: rows of w in bands of 32, one slice of i a side, a warp for each of both, and up to
-// ROWS rows of x that the warps of a side share. A stage: the warps' 4 tiles of w each, then the sides' rows
-// of x.
+// The sums of a block: rows of w in bands of 16 MT, one slice of i a side, a warp for each of both, and up
+// to ROWS rows of x that the warps of a side share. A stage: the warps' 2 MT tiles of w each, then the sides'
+// rows of x.
 //
-// x, w   first row of each; the weights are those of this block
-// slice  of SLICES, that of side 0
+// x, w     first row of each; the weights are those of this block
+// counted  rows of x that count from the first on, read late: weights are asked for before it is known
+// slice    of SLICES, that of side 0
 //
 // Sides of several warps go round together, the one with a step less idling in the last round: barriers
 // are the block's. With one for each side, racecheck takes the block's own, further down, for less than it
 // is where sides have passed theirs a different number of times.
-template <int ROWS, int DEPTH, int SLICES, int BANDS, int SIDES>
+template <int ROWS, int DEPTH, int SLICES, int MT, int BANDS, int SIDES>
 struct Shared {
-    static const int NT = (ROWS + 7) / 8, BAND_THREADS = BANDS * 32;
-    static const int X_BYTES = ROWS * 64, STAGE = BANDS * SIDES * 2048 + SIDES * X_BYTES;
+    static const int NT = (ROWS + 7) / 8, BAND_THREADS = BANDS * 32, BAND = 16 * MT;
+    static const int W_BYTES = MT * 1024, X_BYTES = ROWS * 64;
+    static const int STAGE = BANDS * SIDES * W_BYTES + SIDES * X_BYTES;
     static const int PASSES = (ROWS + BANDS * 8 - 1) / (BANDS * 8);  // over the rows of a side
+    static const int SUMS = BANDS * MT * NT * 32;                    // of a side, in fours
+    typedef float Sums[MT][NT][4];
 
-    // Into shared memory, in place of the stages.
-    static __device__ __forceinline__ void sum(const bf16* x, const bf16* w, int tile_rows, int w_rows, int i,
-                                               i64 x_stride, int slice) {
+    // Returns the rows of x, ROWS at most. Afterwards the stages are free.
+    static __device__ __forceinline__ int sum(Sums& acc, const bf16* x, const bf16* w, i64 counted,
+                                              int w_rows, int i, i64 x_stride, int slice) {
         int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
         int band = warp % BANDS, side = warp / BANDS, of_side = threadIdx.x - side * BAND_THREADS;
         int steps = n_steps(i);
         int begin = slice_begin(slice + side, SLICES, steps);
         int end = slice_begin(slice + side + 1, SLICES, steps);
         int rounds = BANDS == 1 ? end - begin : (steps + SLICES - 1) / SLICES;
-        u32 w_at[4];
+        bool idle = BANDS > 1 && band * BAND >= w_rows;  // no rows are left for this warp
+        u32 w_at[2 * MT];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w_at[j] = min(band * 32 + j * 8 + g, w_rows - 1) * i + 8 * t;
-        u32 w_stage = shared_address(memory) + warp * 2048;
-        u32 x_stage = shared_address(memory) + BANDS * SIDES * 2048 + side * X_BYTES;
+        for (int j = 0; j < 2 * MT; ++j) w_at[j] = min(band * BAND + j * 8 + g, w_rows - 1) * i + 8 * t;
+        u32 w_stage = shared_address(memory) + warp * W_BYTES;
+        u32 x_stage = shared_address(memory) + BANDS * SIDES * W_BYTES + side * X_BYTES;
         u32 w_to = w_stage + copy_place();
         int row_0 = of_side >> 2;
         u32 x_to = x_stage + row_0 * 64 + (t ^ ((row_0 >> 1) & 3)) * 16;
-        int rows_left = tile_rows - row_0;  // pass p has a row for this lane if p * BANDS * 8 < rows_left
         u32 x_at = row_0 * (u32)x_stride + 8 * t, x_pass = BANDS * 8 * (u32)x_stride;
-        float acc[2][NT][4];
         clear(acc);
 #pragma unroll
         for (int d = 0; d < DEPTH - 1; ++d) {
             int k = (begin + d) * STEP;
-            if (begin + d < end)
+            if (begin + d < end && !idle)
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
+                for (int j = 0; j < 2 * MT; ++j)
                     copy_16(w_to + d * STAGE + j * 512, w + w_at[j] + k, k + 8 * t < i);
             end_of_stage();
         }
         wait_for_predecessor();
+        int tile_rows = (int)min(counted, (i64)ROWS);
+        int rows_left = tile_rows - row_0;  // pass p has a row for this lane if p * BANDS * 8 < rows_left
         uint4 early[DEPTH - 1][PASSES];
 #pragma unroll
         for (int d = 0; d < DEPTH - 1; ++d)
@@ -184,8 +174,9 @@ struct Shared {
                 __syncthreads();
             if (left > DEPTH - 1) {
                 bool valid = k_left > 0;
+                if (!idle)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) copy_16(w_to + empty + j * 512, w_next + w_at[j], valid);
+                    for (int j = 0; j < 2 * MT; ++j) copy_16(w_to + empty + j * 512, w_next + w_at[j], valid);
                 u32 at = x_at;
                 asm volatile("" : "+r"(at));  // else the compiler holds every row's offset
 #pragma unroll
@@ -193,118 +184,138 @@ struct Shared {
                     copy_16_if(p * BANDS * 8 < rows_left, x_to + empty + p * BANDS * 512, x_next + at, valid);
             }
             end_of_stage();
-            if (BANDS == 1 || left > 0) {
-                uint4 a[2][2], b[2];
+            if (BANDS == 1 || (left > 0 && !idle)) {
+                uint4 a[MT][2];
 #pragma unroll
-                for (int m = 0; m < 2; ++m) {
+                for (int m = 0; m < MT; ++m) {
                     a[m][0] = load_matrices(w_from + full + m * 1024);
                     a[m][1] = load_matrices((w_from ^ 32) + full + m * 1024);
                 }
-                const int AHEAD = BANDS == 1 ? 0 : 1;  // where registers allow
-                if (AHEAD) b[0] = load_matrices((NT == 1 ? x_last : x_from) + full);
+                // Tiles of x by twos, the next two on their way: products that follow each other are of
+                // different sums, and do not wait for one another.
+                const int AHEAD = BANDS == 1 ? 1 : 2;  // tiles; where registers allow, two
+                auto x_tile = [&](int n) {
+                    return load_matrices((n == NT - 1 ? x_last : x_from + n * 512) + full);
+                };
+                uint4 b[2][AHEAD];
 #pragma unroll
-                for (int n = 0; n < NT; ++n) {
-                    if (n + AHEAD < NT)
-                        b[(n + AHEAD) & 1] =
-                            load_matrices((n + AHEAD == NT - 1 ? x_last : x_from + (n + AHEAD) * 512) + full);
+                for (int n = 0; n < AHEAD && n < NT; ++n) b[0][n] = x_tile(n);
 #pragma unroll
-                    for (int m = 0; m < 2; ++m) mma_step(acc[m][n], a[m][0], a[m][1], b[n & 1]);
+                for (int n_0 = 0; n_0 < NT; n_0 += AHEAD) {
+                    const int now = n_0 / AHEAD & 1;
+#pragma unroll
+                    for (int n = 0; n < AHEAD; ++n)
+                        if (n_0 + AHEAD + n < NT) b[now ^ 1][n] = x_tile(n_0 + AHEAD + n);
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+#pragma unroll
+                        for (int n = 0; n < AHEAD; ++n)
+#pragma unroll
+                            for (int m = 0; m < MT; ++m)
+                                if (n_0 + n < NT) mma_half(acc[m][n_0 + n], a[m][half], b[now][n], half);
                 }
             }
             full = full == (DEPTH - 1) * STAGE ? 0 : full + STAGE;
             empty = empty == (DEPTH - 1) * STAGE ? 0 : empty + STAGE;
         }
         wait_for_stage<0>();
-        __syncthreads();  // the stages are free
-        float4* sums = reinterpret_cast<float4*>(memory) + warp * (2 * NT * 32) + lane;
-#pragma unroll
-        for (int m = 0; m < 2; ++m)
-#pragma unroll
-            for (int n = 0; n < NT; ++n)
-                sums[(2 * n + m) * 32] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
         __syncthreads();
+        return tile_rows;
     }
 
-    // This lane's 4 of `at`: the 16 rows of w `at % 2` of a band, the 8 rows of x `at / 2`.
-    static __device__ __forceinline__ float4 total(int band, int at) {
-        const float4* sums = reinterpret_cast<const float4*>(memory) + (band * 2 * NT + at) * 32 +
-                             (threadIdx.x & 31);
-        float4 v[SIDES];
+    // In shared memory, in fours: [side][band][at][lane], the 16 rows of w `at % MT` of the band, the 8 rows
+    // of x `at / MT`.
+    static __device__ __forceinline__ float4* place(int side, int band) {
+        return reinterpret_cast<float4*>(memory) + side * SUMS + band * (MT * NT * 32) + (threadIdx.x & 31);
+    }
+    static __device__ __forceinline__ void put(const Sums& acc) {
+        int warp = threadIdx.x >> 5;
+        float4* to = place(warp / BANDS, warp % BANDS);
 #pragma unroll
-        for (int side = 0; side < SIDES; ++side) v[side] = sums[side * (BANDS * 2 * NT * 32)];
-        return tree_sum(v);
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+                to[(n * MT + m) * 32] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+    }
+    // The sums of both sides as one: each gives the other half of its own, and adds to what it keeps.
+    template <int KEPT>
+    static __device__ __forceinline__ void exchange(const Sums& acc, float4* to) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+                if (m / (MT / 2) != KEPT)
+                    to[(n * MT + m) * 32] =
+                        make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+                if (m / (MT / 2) == KEPT) {
+                    float4& at = to[(n * MT + m) * 32];
+                    float4 other = at;
+                    at = make_float4(acc[m][n][0] + other.x, acc[m][n][1] + other.y, acc[m][n][2] + other.z,
+                                     acc[m][n][3] + other.w);
+                }
+    }
+    static __device__ __forceinline__ void put_both(const Sums& acc) {
+        static_assert(SIDES == 2, "two halves");
+        int warp = threadIdx.x >> 5;
+        float4* to = place(0, warp % BANDS);
+        if (warp / BANDS)
+            exchange<1>(acc, to);
+        else
+            exchange<0>(acc, to);
     }
 };
 
-// The 16 rows of w from `at` on, the 8 rows of x from `row` on, of a lane's sums.
-__device__ __forceinline__ void put_tile(bf16* y, i64 y_stride, float4 sum, int row, int rows, int at,
-                                         int o) {
-    int lane = threadIdx.x & 31;
-    float v[4] = {sum.x, sum.y, sum.z, sum.w};
-    row += 2 * (lane & 3);
-    at += lane >> 2;
+// Slices as a tree, those of a lane: from the sides of this block.
+template <typename Block, int SIDES>
+__device__ __forceinline__ float4 total_of_sides(int band, int at) {
+    float4 v[SIDES];
 #pragma unroll
-    for (int q = 0; q < 4; ++q)
-        if (row + (q & 1) < rows && at + 8 * (q >> 1) < o)
-            store(y + (row + (q & 1)) * y_stride + at + 8 * (q >> 1), v[q]);
+    for (int side = 0; side < SIDES; ++side) v[side] = Block::place(side, band)[at * 32];
+    return tree_sum(v);
 }
 
-// 8 warps: 2 bands of 32 rows of w, 4 sides.
-// grid (ceil(o / 64), SLICES / 4, ceil(n / ROWS))   block 256   shared memory DEPTH stages
+// 4 warps: 2 bands of 64 rows of w, 2 sides; a cluster of blocks for all slices. Each block adds up and writes
+// its share of the tile, from the shared memory of all. Bands of 64 rows, so that a tile of x is read from
+// shared memory once for four products: with 32, reading takes as long as multiplying.
+// grid (ceil(o / 128), SLICES / 2, ceil(n / ROWS))   cluster (1, SLICES / 2)   block 128
+// shared memory DEPTH stages
 template <int ROWS, int DEPTH, int SLICES>
-__device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* y, float4* parts,
-                                            int* arrived, const i64* count, int n, int o, int i,
-                                            i64 x_stride, i64 y_stride) {
-    __shared__ int is_last;
-    const int BANDS = 2, SIDES = 4, PARTS = SLICES / SIDES, NT = (ROWS + 7) / 8;
-    typedef Shared<ROWS, DEPTH, SLICES, BANDS, SIDES> Block;
-    static_assert(DEPTH * Block::STAGE >= 8 * 2 * NT * 512, "sums take the place of stages");
+__device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* y, const i64* count, int n,
+                                            int o, int i, i64 x_stride, i64 y_stride) {
+    const int MT = 4, BANDS = 2, SIDES = 2, PARTS = SLICES / SIDES, WARPS = BANDS * SIDES;
+    typedef Shared<ROWS, DEPTH, SLICES, MT, BANDS, SIDES> Block;
+    static_assert(DEPTH * Block::STAGE >= Block::SUMS * 16, "sums take the place of stages");
     let_successor_start();
-    i64 rows = rows_that_count(count, n);
-    i64 row_0 = (i64)blockIdx.z * ROWS;
-    if (row_0 >= rows) {
+    i64 row_0 = (i64)blockIdx.z * ROWS, counted = ask_rows(count, n);
+    if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
         wait_for_predecessor();
         return;
     }
-    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS);
-    int o_0 = blockIdx.x * (BANDS * 32);
-    Block::sum(x + row_0 * x_stride, w + (i64)o_0 * i, tile_rows, o - o_0, i, x_stride, blockIdx.y * SIDES);
-    // parts [PARTS][tiles of x][tiles of w][BANDS][2 NT][32]
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, band = warp % BANDS, side = warp / BANDS;
-    int used = (tile_rows + 7) / 8 * 2;
-    const int TILE = BANDS * 2 * NT * 32;
-    i64 part_size = (i64)gridDim.z * gridDim.x * TILE;
-    float4* tile = parts + ((i64)blockIdx.z * gridDim.x + blockIdx.x) * TILE + band * (2 * NT * 32) + lane;
-    float4* mine = tile + blockIdx.y * part_size;
-#pragma unroll 3
-    for (int at = side; at < used; at += SIDES) __stcg(mine + at * 32, Block::total(band, at));
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        int* counter = arrived + blockIdx.z * gridDim.x + blockIdx.x;
-        is_last = atomicAdd(counter, 1) == PARTS - 1;
-        if (is_last) *counter = 0;  // for the next launch
-        __threadfence();
+    int o_0 = blockIdx.x * (BANDS * Block::BAND), part = blockIdx.y;
+    typename Block::Sums acc;
+    int tile_rows = Block::sum(acc, x + row_0 * x_stride, w + (i64)o_0 * i, counted - row_0, o - o_0, i,
+                               x_stride, part * SIDES);
+    Block::put_both(acc);
+    cluster_barrier();  // every block's sums are there
+    const int EACH = (BANDS * MT * Block::NT + WARPS * PARTS - 1) / (WARPS * PARTS);
+    int items = (tile_rows + 7) / 8 * MT * BANDS, item = (threadIdx.x >> 5) * PARTS + part;
+    float4 sums[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {  // without a branch: all reads are under way at once
+        int its = max(min(item + e * WARPS * PARTS, items - 1), 0);
+        sums[e] = total_of_blocks<PARTS>(shared_address(Block::place(0, its % BANDS) + its / BANDS * 32));
     }
-    __syncthreads();
-    if (!is_last) return;
-    bf16* to = y + row_0 * y_stride;
-    const int BATCH = 16 / PARTS;
-    for (int begin = side; begin < used; begin += SIDES * BATCH) {
-        float4 v[BATCH][PARTS];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b)
-#pragma unroll
-            for (int p = 0; p < PARTS; ++p)
-                v[b][p] = __ldcg(tile + p * part_size + min(begin + b * SIDES, used - 1) * 32);
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            int at = begin + b * SIDES;
-            if (at < used)
-                put_tile(to, y_stride, tree_sum(v[b]), at / 2 * 8, tile_rows,
-                         o_0 + band * 32 + at % 2 * 16, o);
-        }
-    }
+    for (int e = 0; e < EACH; ++e, item += WARPS * PARTS)
+        if (item < items)
+            put_tile(y + row_0 * y_stride, y_stride, sums[e], item / (BANDS * MT) * 8, tile_rows,
+                     o_0 + item % BANDS * Block::BAND + item / BANDS % MT * 16, o);
+    cluster_barrier();  // no block leaves while another reads its shared memory
 }
 
 // x and y of one head and row.
@@ -322,18 +333,22 @@ __device__ __forceinline__ void let_successor_start_early() {
 // grid (ceil(o / 32), heads, ceil(n / ROWS))   block 128
 // shared memory: as many of DEPTH stages as a slice has steps, at least what the sums take
 template <int ROWS, int DEPTH>
-__device__ __forceinline__ void linear_heads(const bf16* x, const bf16* w, bf16* y, i64 rows, int o, int i,
+__device__ __forceinline__ void linear_heads(const bf16* x, const bf16* w, bf16* y, i64 counted, int o, int i,
                                              const Strides& strides, int tile) {
     i64 row_0 = (i64)blockIdx.z * ROWS, head = blockIdx.y;
-    int tile_rows = (int)(rows - row_0 < ROWS ? rows - row_0 : ROWS), o_0 = tile * 32;
-    typedef Shared<ROWS, DEPTH, 4, 1, 4> Block;
-    Block::sum(x + head * strides.x_head + row_0 * strides.x_row, w + (head * o + o_0) * i, tile_rows,
-               o - o_0, i, strides.x_row, 0);
+    int o_0 = tile * 32;
+    typedef Shared<ROWS, DEPTH, 4, 2, 1, 4> Block;
+    typename Block::Sums acc;
+    int tile_rows = Block::sum(acc, x + head * strides.x_head + row_0 * strides.x_row, w + (head * o + o_0) * i,
+                               counted - row_0, o - o_0, i, strides.x_row, 0);
+    Block::put(acc);
     if (ROWS > 24) let_successor_start();
+    __syncthreads();
     bf16* to = y + head * strides.y_head + row_0 * strides.y_row;
 #pragma unroll 2
     for (int at = threadIdx.x >> 5; at < (tile_rows + 7) / 8 * 2; at += 4)
-        put_tile(to, strides.y_row, Block::total(0, at), at / 2 * 8, tile_rows, o_0 + at % 2 * 16, o);
+        put_tile(to, strides.y_row, total_of_sides<Block, 4>(0, at), at / 2 * 8, tile_rows,
+                 o_0 + at % 2 * 16, o);
 }
 
 // The rope part of a head's queries, half-split: from `x` to `y`, r elements.
@@ -383,26 +398,27 @@ LINEAR_STREAM(linear_stream_32_8, 2, 1, 4, 2)
 LINEAR_STREAM(linear_stream_32_24, 2, 3, 3, 2)
 
 #define LINEAR_WIDE(ROWS, DEPTH, SLICES)                                                               \
-    extern "C" __global__ void __launch_bounds__(256, 2) linear_wide_##ROWS##_##SLICES(                \
-        const bf16* x, const bf16* w, bf16* y, float4* parts, int* arrived, const i64* count, int n,   \
-        int o, int i, i64 x_stride, i64 y_stride) {                                                    \
-        linear_wide<ROWS, DEPTH, SLICES>(x, w, y, parts, arrived, count, n, o, i, x_stride, y_stride); \
+    extern "C" __global__ void __cluster_dims__(1, SLICES / 2, 1) __launch_bounds__(128, 2)            \
+        linear_wide_##ROWS##_##SLICES(                                                                 \
+            const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_stride, \
+            i64 y_stride) {                                                                            \
+        linear_wide<ROWS, DEPTH, SLICES>(x, w, y, count, n, o, i, x_stride, y_stride);                 \
     }
 // 65 rows are a root and 64 more, and what shared memory holds.
-LINEAR_WIDE(40, 3, 8)
-LINEAR_WIDE(40, 3, 16)
-LINEAR_WIDE(65, 3, 8)
-LINEAR_WIDE(65, 3, 16)
+LINEAR_WIDE(40, 4, 8)
+LINEAR_WIDE(40, 4, 16)
+LINEAR_WIDE(65, 4, 8)
+LINEAR_WIDE(65, 4, 16)
 
 #define LINEAR_HEADS(ROWS, DEPTH)                                                                      \
     extern "C" __global__ void __launch_bounds__(128, 4) linear_heads_##ROWS(                          \
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_row,       \
         i64 x_head, i64 y_row, i64 y_head) {                                                           \
         let_successor_start_early<ROWS>();                                                             \
-        i64 rows = rows_that_count(count, n);                                                          \
+        i64 counted = ask_rows(count, n);                                                              \
         Strides strides = {x_row, x_head, y_row, y_head};                                              \
-        if ((i64)blockIdx.z * ROWS < rows)                                                             \
-            linear_heads<ROWS, DEPTH>(x, w, y, rows, o, i, strides, blockIdx.x);                       \
+        if (blockIdx.z == 0 || (i64)blockIdx.z * ROWS < counted)                                       \
+            linear_heads<ROWS, DEPTH>(x, w, y, counted, o, i, strides, blockIdx.x);                    \
         else                                                                                           \
             wait_for_predecessor();                                                                    \
     }                                                                                                  \
@@ -411,15 +427,15 @@ LINEAR_WIDE(65, 3, 16)
         const bf16* q, const bf16* w_kc, const float* cosines, const float* sines, bf16* query,        \
         const i64* count, int n, int c, int d, int r) {                                                \
         let_successor_start_early<ROWS>();                                                             \
-        i64 rows = rows_that_count(count, n), h = gridDim.y;                                           \
+        i64 counted = ask_rows(count, n), h = gridDim.y;                                               \
         Strides strides = {h * (d + r), d + r, h * (c + r), c + r};                                    \
-        bool rope = blockIdx.x == 0;                                                                   \
-        if (rope || (i64)blockIdx.z * ROWS >= rows) wait_for_predecessor();                            \
-        if ((i64)blockIdx.z * ROWS >= rows) return;                                                    \
+        bool rope = blockIdx.x == 0, beyond = blockIdx.z > 0 && (i64)blockIdx.z * ROWS >= counted;     \
+        if (rope || beyond) wait_for_predecessor();                                                    \
+        if (beyond) return;                                                                            \
         if (rope)                                                                                      \
-            rotate<ROWS>(q + d, query + c, cosines, sines, rows, r, strides);                          \
+            rotate<ROWS>(q + d, query + c, cosines, sines, counted, r, strides);                       \
         else                                                                                           \
-            linear_heads<ROWS, DEPTH>(q, w_kc, query, rows, c, d, strides, blockIdx.x - 1);            \
+            linear_heads<ROWS, DEPTH>(q, w_kc, query, counted, c, d, strides, blockIdx.x - 1);         \
     }
 LINEAR_HEADS(8, 4)
 LINEAR_HEADS(24, 4)

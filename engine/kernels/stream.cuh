@@ -1,5 +1,5 @@
-// stream.cuh: weights from memory through the tensor cores, a warp at a time. For linear.cu and
-// experts.cu.
+// stream.cuh: weights from memory through the tensor cores, a warp at a time. For linear.cu, router.cu and
+// experts.cu; linear_wgmma.cu has its steps and slices.
 //
 // Weights [rows][i] are the A operand of mma.m16n8k16, rows of x its B operand: up to 8 rows of x
 // cost one column block, and nothing is padded to 16. The sums are float.
@@ -36,6 +36,16 @@ __device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
     if (!count) return n;
     i64 rows = *count;
     return rows < n ? rows : n;
+}
+
+// The same for a kernel that first asks for its weights: what it returns is waited for where it is used.
+// `count` is written before a run, not by a kernel of it.
+__device__ __forceinline__ i64 ask_rows(const i64* count, int n) {
+    i64 rows = n;
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b64 p, %1, 0;\n\t@p ld.global.b64 %0, [%1];\n\t}"
+                 : "+l"(rows)
+                 : "l"(count));
+    return rows;
 }
 
 // 16 bytes to shared memory, or 16 zero bytes.
@@ -83,7 +93,11 @@ __device__ __forceinline__ uint4 read_16(const void* from, bool valid) {
     return v;
 }
 
-// One step: 16 rows of w, 8 rows of x.
+// Half a step: 16 rows of w, 8 rows of x.
+__device__ __forceinline__ void mma_half(float (&c)[4], uint4 w, uint4 x, int half) {
+    mma(c, w.x, w.y, w.z, w.w, half ? x.z : x.x, half ? x.w : x.y);
+}
+// One step.
 __device__ __forceinline__ void mma_step(float (&c)[4], uint4 first, uint4 second, uint4 x) {
     mma(c, first.x, first.y, first.z, first.w, x.x, x.y);
     mma(c, second.x, second.y, second.z, second.w, x.z, x.w);
@@ -112,16 +126,16 @@ __device__ __forceinline__ void add_to(float (&acc)[MT][NT][4], const float (&ot
 // the sum of two that meet at `middle`.
 //
 // w_at [2 MT]  where this lane's rows (g, g + 8 of each 16) begin in w, in elements, 8t included
-// x_at [NT]    where this lane's row of each 8 begins in x, likewise; NO_ROW where there is none
+// x_place_of(n) where this lane's row of the n-th 8 begins in x, likewise; NO_ROW where there is none. Asked
+//              for after the first copies of w
 // i, i_8t      elements in a row (a multiple of 8), and 8t
 // fifo         the warp's DEPTH stages of (2 MT + NT) tiles
 // acc[m][n][q] row g + 8 (q / 2) of the m-th 16, row 2t + q % 2 of the n-th 8
 #define NO_ROW 0xffffffffu
-template <int MT, int NT, int DEPTH, bool TWO>
+template <int MT, int NT, int DEPTH, bool TWO, typename At>
 __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
-                                       const u32 (&w_at)[2 * MT], const bf16* x,
-                                       const u32 (&x_at)[NT], int i, int i_8t, int begin, int middle,
-                                       int end, u32 fifo) {
+                                       const u32 (&w_at)[2 * MT], const bf16* x, const At& x_place_of,
+                                       int i, int i_8t, int begin, int middle, int end, u32 fifo) {
     const u32 STAGE = (2 * MT + NT) * 512;
     u32 copy_to = fifo + copy_place();
     clear(acc);
@@ -138,6 +152,9 @@ __device__ __forceinline__ void stream(float (&acc)[MT][NT][4], const bf16* w,
         end_of_stage();
     }
     wait_for_predecessor();
+    u32 x_at[NT];
+#pragma unroll
+    for (int n = 0; n < NT; ++n) x_at[n] = x_place_of(n);
     uint4 early[DEPTH - 1][NT];
 #pragma unroll
     for (int d = 0; d < DEPTH - 1; ++d)

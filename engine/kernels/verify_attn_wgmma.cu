@@ -34,6 +34,7 @@
 // grid (ceil(n h / 64), splits)   block 256   shared memory BYTES, dynamic, below
 
 #include "attention.cuh"
+#include "hopper.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -62,10 +63,6 @@ constexpr int WEIGHED = 1;  // probabilities are written
 constexpr int SUMMED = 2;   // and read by the right group
 constexpr int GROUP = 3;    // + 0 left, 1 right: of a group's own threads
 
-struct alignas(64) TensorMap {
-    u64 words[16];
-};
-
 template <int BARRIER, int THREADS>
 __device__ __forceinline__ void meet() {
     asm volatile("bar.sync %0, %1;" ::"n"(BARRIER), "n"(THREADS) : "memory");
@@ -92,11 +89,6 @@ __device__ __forceinline__ void prefetch_tile(const TensorMap* map, int row) {
                      : "memory");
 }
 
-__device__ __forceinline__ void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void finish_products() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
 // What follows in the asynchronous proxy (wgmma, bulk copies) sees this thread's writes.
 __device__ __forceinline__ void show_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

@@ -86,3 +86,14 @@ def test_where_hoppers_kernel_fits() -> None:
     assert wgmma_fits(520, 128)
     assert not wgmma_fits(16, 64), "a small block serves 16 rows"
     assert not wgmma_fits(17, 32), "half a tile a page"
+
+
+@pytest.mark.parametrize(("max_slots", "each"), [(2_048, 1), (16_384, 3), (131_072, 17)])
+def test_splits_share_the_tiles_evenly_where_that_is_as_quick(max_slots: int, each: int) -> None:
+    """One row of eight heads on an H200, in the middle of the bucket: no block has a tile less."""
+    tiles = max_slots * 3 // 4 // 32
+
+    splits = choose_splits(8, max_slots, DEVICES["H200"])
+
+    assert -(-tiles // each) == splits
+    assert splits == splits_in_use(tiles, splits)

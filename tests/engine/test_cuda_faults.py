@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 from cuda_faults import FAULTS, CudaFault, faulty_text
 
+from kdtr.engine import cuda_hopper
 from kdtr.engine.cuda_compile import compiled_source
-from kdtr.engine.cuda_modules import KERNELS
+from kdtr.engine.cuda_modules import HOPPER_FILES, KERNELS
 
 IN_KERNELS = {name: fault for name, fault in FAULTS.items() if fault.file}
 
@@ -38,5 +39,6 @@ def together(faults: list[CudaFault]) -> Iterator[str]:
 @pytest.mark.parametrize("file", sorted({fault.file for fault in IN_KERNELS.values()}))
 def test_they_compile(file: str) -> None:
     pytest.importorskip("cupy", reason="NVRTC is called through CuPy: pip install 'kdtr[compile]'")
+    architecture = cuda_hopper.ARCHITECTURE if file in HOPPER_FILES else "sm_90"
     for text in together([fault for fault in IN_KERNELS.values() if fault.file == file]):
-        assert compiled_source(text, f"{file}.cu", "bfloat16", "sm_90")
+        assert compiled_source(text, f"{file}.cu", "bfloat16", architecture)

@@ -1,5 +1,5 @@
 """The CUDA engine with one fault that only such an engine can have: of captured and padded buffers,
-of the merge of splits, of counters between blocks, of integer width.
+of the merge of splits, of blocks that add up together, of Hopper's own attention, of integer width.
 
 `cuda_faults:make_engine` with the option `fault` is such an engine. A fault is a change of a
 kernel's text, compiled like the honest one, or of what the launcher stages.
@@ -28,6 +28,7 @@ class CudaFault:
     seen_at              none: a test of its own shows it
     file, before, after  a kernel's text; "" for a fault of the launcher
     fast                 of a kernel that bfloat16 and the sizes of cuda_models.NARROW take
+    splits               of the tensor cores' attention at most, where it is judged
     """
 
     seen_at: frozenset[str]
@@ -35,6 +36,11 @@ class CudaFault:
     before: str = ""
     after: str = ""
     fast: bool = False
+    splits: int = 4
+
+    def of_hopper(self) -> bool:
+        """Whether it is planted in a kernel that Hopper alone has."""
+        return self.file in cuda_modules.HOPPER_FILES
 
 
 FAULTS: dict[str, CudaFault] = {
@@ -134,31 +140,104 @@ FAULTS: dict[str, CudaFault] = {
         "return splits;",
         fast=True,
     ),
-    # Counters between the blocks of a launch
-    "counter_of_a_tile_is_not_reset": CudaFault(
-        frozenset({"q_nope", "q_pe"}),
-        "linear",
-        "if (is_last) *counter = 0;",
+    # The same on Hopper. With one split a block has three tiles, for two stages
+    "hopper_rows_see_what_those_above_see": CudaFault(
+        frozenset({"scores"}),
+        "verify_attn_wgmma",
+        "u64 mine = seen_by(row + 8 * r, first) >> q2;",
+        "u64 mine = (row + 8 * r < n_rows ? seen_by(row, first) : 0) >> q2;",
+        fast=True,
+    ),
+    "hopper_upper_slots_are_masked_as_the_lower": CudaFault(
+        frozenset({"scores"}),
+        "verify_attn_wgmma",
+        "u32 high = visible_slots(bits, words, its / h, first + 32, open_len, n_slots);",
+        "u32 high = visible_slots(bits, words, its / h, first, open_len, n_slots);",
+        fast=True,
+    ),
+    "hopper_values_beyond_the_last_slot_stay": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_wgmma",
+        "if (bad_slots || n_valid < KEYS) {",
+        "if (bad_slots) {",
+        fast=True,
+    ),
+    "hopper_stale_stage": CudaFault(
+        frozenset({"scores", "out_latent"}),
+        "verify_attn_wgmma",
+        "u32 tile = base + (k & 1) * TILE_BYTES;",
+        "u32 tile = base + (k > 0) * TILE_BYTES;",
+        fast=True,
+        splits=1,
+    ),
+    "hopper_columns_one_group_to_the_left": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_wgmma",
+        "+ (k & 1) * TILE_BYTES + 4 * GROUP_BYTES;",
+        "+ (k & 1) * TILE_BYTES + 3 * GROUP_BYTES;",
+        fast=True,
+    ),
+    "hopper_splits_have_one_norm": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_wgmma",
+        "float* at = stats + ((i64)(row + 8 * r) * gridDim.y + split) * 2;",
+        "float* at = stats + ((i64)(row + 8 * r) * gridDim.y) * 2;",
+        fast=True,
+    ),
+    "hopper_partial_columns_of_the_left_group": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_wgmma",
+        "* LATENT + group * 256 + (lane & 3) * 4;",
+        "* LATENT + (lane & 3) * 4;",
+        fast=True,
+    ),
+    "hopper_norm_of_half_a_row": CudaFault(
+        frozenset({"out_latent"}),
+        "verify_attn_wgmma",
+        "norm[1] += __shfl_xor_sync(~0u, norm[1], 2);",
         "",
         fast=True,
     ),
-    "all_tiles_have_one_counter": CudaFault(
+    # Blocks that add up together: a cluster's, and the last one of a launch
+    "every_tile_of_rows_is_the_first": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
-        "int* counter = arrived + blockIdx.z * gridDim.x + blockIdx.x;",
-        "int* counter = arrived;",
+        "Block::place(0, its % BANDS) + its / BANDS * 32",
+        "Block::place(0, its % BANDS)",
         fast=True,
     ),
-    "last_block_but_one_is_taken_for_the_last": CudaFault(
+    "every_block_adds_up_the_first_share": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear",
-        "is_last = atomicAdd(counter, 1) == PARTS - 1;",
-        "is_last = atomicAdd(counter, 1) == PARTS - 2;",
+        "item = (threadIdx.x >> 5) * PARTS + part;",
+        "item = (threadIdx.x >> 5) * PARTS;",
+        fast=True,
+    ),
+    "blocks_do_not_wait_for_the_slowest": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear",
+        "Block::put_both(acc);\n    cluster_barrier();",
+        "for (i64 t = clock64(); part == 1 && clock64() - t < 200000;) {}\n"
+        "    Block::put_both(acc);\n    __syncthreads();",
+        fast=True,
+    ),
+    "hopper_every_block_adds_up_the_first_share": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "item = warp * PARTS + part;",
+        "item = warp * PARTS;",
+        fast=True,
+    ),
+    "hopper_half_of_a_step_twice": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "matrix_at(w_at + at + 32), matrix_at(x_at + at + 32)",
+        "matrix_at(w_at + at), matrix_at(x_at + at)",
         fast=True,
     ),
     "counter_of_the_router_is_not_reset": CudaFault(
         frozenset({"mlp_out", "logits", "q_nope", "q_pe", "root", "targets"}),
-        "experts",
+        "router",
         "if (is_last) *arrived = 0;",
         "",
         fast=True,
@@ -186,16 +265,31 @@ FAULTS: dict[str, CudaFault] = {
 
 
 def make_engine(
-    fault: str, dtype: str = "float32", splits: int | None = None, **options: Any
+    fault: str,
+    dtype: str = "float32",
+    splits: int | None = None,
+    *,
+    hopper: bool = False,
+    **options: Any,
 ) -> Any:
     """Splits of 5 slots and pages of 3: every case has several of both.
 
     fault   "none" is the honest engine
     splits  of the tensor cores' attention at most, instead of its own choice
+    hopper  whether Hopper's own kernels take all that they can, however few the slots; else there
+            are none
     """
     if splits:
         assert callable(cuda_attention.choose_splits)
+        assert callable(cuda_attention.choose_wgmma_splits)
         cuda_attention.choose_splits = lambda *_: splits
+        cuda_attention.choose_wgmma_splits = lambda *_: splits
+    if hopper:
+        assert callable(cuda_attention.wgmma_pays)
+        cuda_attention.wgmma_pays = lambda *_: True
+    else:
+        assert isinstance(cuda_modules.HOPPER_FILES, tuple)
+        cuda_modules.HOPPER_FILES = ()
     with faulty_kernels(fault):
         engine = make_cuda_engine(**{"page_size": 3, "split_size": 5, "dtype": dtype, **options})
     if fault in _PLANTS:

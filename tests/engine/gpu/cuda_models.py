@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from kdtr.conformance.case import CasePlan, Planted
 from kdtr.conformance.golden import record_bundle
 from kdtr.conformance.seed_model import seed_tensors
@@ -45,6 +47,13 @@ _PROMPT = tuple(i * 7 % NARROW.vocab_size for i in range(130))  # five tiles of 
 _ROOT = Planted((-1,))
 _NINES = (Planted(_NINE, (0, 2, 5, 8)), _ROOT, Planted(_NINE, (0, 1, 3)))
 _FORTIES = (Planted(_FORTY, (0, 2, 6, 14, 30)), _NINES[0], Planted(_FORTY, (0, 1, 4, 9)))
+
+
+def needs_hopper() -> None:
+    """Skips the test on a device that is none, with the reason."""
+    found = pytest.importorskip("cupy").cuda.Device().compute_capability
+    if found != "90":
+        pytest.skip(f"kernels of wgmma are Hopper's (90); this device has {found}")
 
 
 def record_narrow(path: Path) -> Path:

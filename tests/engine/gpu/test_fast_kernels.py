@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_models import WIDE
+from cuda_models import WIDE, needs_hopper
 from cuda_pair import FLOAT32, ROUNDOFF, TREES, Pair
 from test_replays import Seen, opened, tree
 
 from kdtr.contract import ModelConfig
-from kdtr.engine import cuda_attention
+from kdtr.engine import cuda_attention, cuda_modules
 from kdtr.engine.cuda_launcher import CudaLauncher
 from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.model import TreeModel
@@ -41,7 +41,17 @@ def launched(kernels: Any) -> Iterator[set[str]]:
 
 
 @pytest.mark.parametrize("page_size", [32, 64, 128])
-def test_the_wide_model_runs_them(cuda_load: Callable[..., TreeModel], page_size: int) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_the_wide_model_runs_them(
+    cuda_load: Callable[..., TreeModel],
+    monkeypatch: pytest.MonkeyPatch,
+    page_size: int,
+    hopper: bool,
+) -> None:
+    if hopper:
+        needs_hopper()
+    else:
+        monkeypatch.setattr(cuda_modules, "HOPPER_FILES", ())
     model = cuda_load(WIDE, dtype="bfloat16", page_size=page_size)
     with launched(model._forward.kernels) as names:
         session = opened(model)
@@ -50,7 +60,9 @@ def test_the_wide_model_runs_them(cuda_load: Callable[..., TreeModel], page_size
             session.round(tree(n, n, session.root), trace=Seen())
 
     assert {
-        *("linear_stream_16_8", "linear_stream_16_24", "linear_wide_40_16", "linear_wide_65_16"),
+        *("linear_stream_16_8", "linear_stream_16_24"),
+        *(f"linear_wgmma_{rows}_1_16_8" for rows in (40, 72) if hopper),
+        *(f"linear_wide_{rows}_16" for rows in (40, 65) if not hopper),
         *("latent_query_8", "latent_query_24", "latent_query_65"),
         *("linear_heads_8", "linear_heads_24", "linear_heads_65"),
         *("router_stream_8", "router_stream_24", "gate_up_stream", "down_stream"),
@@ -58,6 +70,7 @@ def test_the_wide_model_runs_them(cuda_load: Callable[..., TreeModel], page_size
         *("verify_attn_mma_16_scores", "verify_attn_mma_32_scores"),
     } <= names
     assert any(name.startswith("verify_attn_mma_merge_") for name in names)
+    assert hopper == any("wgmma" in name for name in names)
     general = {"linear_any", "router_any", "gate_up_any", "down_any", "verify_attn_split"}
     assert not general & names
 

@@ -13,7 +13,7 @@ from typing import Any
 import cuda_faults
 import pytest
 from cuda_faults import FAULTS, faulty_kernels
-from cuda_models import record_narrow
+from cuda_models import needs_hopper, record_narrow
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
 import kdtr.conformance
@@ -86,6 +86,15 @@ def test_the_honest_engine_passes_where_the_fast_kernels_run(narrow: Path, page_
     assert (True, []) == judged("cuda", {"dtype": "bfloat16", "page_size": page_size}, narrow)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_the_honest_engine_passes_where_hoppers_own_attention_runs(
+    narrow: Path, splits: int
+) -> None:
+    needs_hopper()
+    options = {**FAST_OPTIONS, "splits": splits, "hopper": True, "fault": "none"}
+    assert (True, []) == judged("cuda_faults:make_engine", options, narrow)
+
+
 @pytest.mark.parametrize("name", GENERAL)
 def test_the_gate_kills_it_and_names_the_stage(tiny: Path, name: str) -> None:
     passed, findings = judged("cuda_faults:make_engine", {"fault": name}, tiny, BASE, cases=CASES)
@@ -97,7 +106,11 @@ def test_the_gate_kills_it_and_names_the_stage(tiny: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_the_gate_kills_it_in_a_fast_kernel_and_names_the_stage(narrow: Path, name: str) -> None:
-    passed, findings = judged("cuda_faults:make_engine", {"fault": name, **FAST_OPTIONS}, narrow)
+    fault = FAULTS[name]
+    if fault.of_hopper():
+        needs_hopper()
+    options = {**FAST_OPTIONS, "splits": fault.splits, "hopper": fault.of_hopper()}
+    passed, findings = judged("cuda_faults:make_engine", {"fault": name, **options}, narrow)
 
     assert not passed
     print(name, findings)

@@ -1,0 +1,106 @@
+"""The device for linear.py, beside this file: kernels by name, memory shared with torch, graphs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kdtr.engine import cuda_hopper, cuda_linear
+from kdtr.engine.cuda_modules import HOPPER_FILES, KERNELS
+
+
+class Device:
+    """Compiled kernels, one stream for CuPy and torch, and graphs."""
+
+    def __init__(self) -> None:
+        import cupy as cp
+        import torch
+
+        self.cp, self.torch = cp, torch
+        self.hopper = cp.cuda.Device().compute_capability == "90"
+        self.torch_stream = torch.cuda.Stream()
+        self.stream = cp.cuda.ExternalStream(self.torch_stream.cuda_stream)
+        self.stream.use()
+        torch.cuda.set_stream(self.torch_stream)
+        self.modules: dict[tuple[str, str], Any] = {}
+        self.kernels: dict[tuple[str, str, str], Any] = {}
+
+    def getter(self, file: str, dtype: str) -> Callable[[str], Any]:
+        if (file, dtype) not in self.modules:
+            path = KERNELS / f"{file}.cu"
+            options = ("-std=c++17", f"-I{path.parent}")
+            options += ("-DSTORE_BF16",) if dtype == "bf16" else ()
+            if file in HOPPER_FILES:
+                module = cuda_hopper.compiled(self.cp, path.read_text(), path.name, options)
+            else:
+                module = self.cp.RawModule(code=path.read_text(), options=options)
+            self.modules[file, dtype] = module
+
+        def get(name: str) -> Any:
+            key = file, dtype, name
+            if key not in self.kernels:
+                self.kernels[key] = self.modules[file, dtype].get_function(name)
+            return self.kernels[key]
+
+        return get
+
+    def linear(self, dtype: str) -> Callable[[str], Any]:
+        """Kernels of projections, whatever their file."""
+        get, get_wgmma = self.getter("linear", dtype), None
+        if dtype == "bf16" and self.hopper:
+            get_wgmma = self.getter("linear_wgmma", dtype)
+        return lambda name: (
+            get_wgmma(name) if get_wgmma and name.startswith("linear_wgmma") else get(name)
+        )
+
+    def fitting(self, o: int) -> set[str]:
+        """Kernels of projections that may serve o rows of weights: those with as many slices."""
+        slices = cuda_linear.slices_of(o)
+        found = {f"linear_stream_{256 // slices}_{rows}" for rows in (8, 24)}
+        for name in cuda_linear.SHARED_BYTES:
+            kind, *numbers = name.split("_")[1:]
+            at = {"wide": 1, "wgmma": 2}.get(kind)
+            if at and int(numbers[at]) == slices and (kind == "wide" or self.hopper):
+                found.add(name)
+        return found
+
+    def of(self, tensor: Any) -> Any:
+        """A torch tensor, bfloat16 as its bits, as a CuPy array of the same memory."""
+        if tensor.dtype == self.torch.bfloat16:
+            tensor = tensor.view(self.torch.int16)
+        return self.cp.asarray(tensor)
+
+    def back(self, array: Any, dtype: str) -> Any:
+        """A CuPy array as a torch tensor of the same memory."""
+        tensor = self.torch.as_tensor(array, device="cuda")
+        return tensor.view(self.torch.bfloat16) if dtype == "bf16" else tensor
+
+    def graph(self, calls: Callable[[], Any]) -> tuple[Any, Any]:
+        """Runs once, captures; the graph, and what the captured calls returned."""
+        calls()
+        self.torch.cuda.synchronize()
+        graph = self.torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="relaxed")
+        kept = calls()
+        graph.capture_end()
+        return graph, kept
+
+    def time_us(self, calls: Callable[[], Any], n_calls: int, budget_s: float = 0.4) -> float:
+        """Median time of a call."""
+        graph, kept = self.graph(calls)
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times: list[float] = []
+        began = time.monotonic()
+        for replay in range(60):
+            start.record(self.torch_stream)
+            graph.replay()
+            end.record(self.torch_stream)
+            end.synchronize()
+            if replay > 1:
+                times.append(start.elapsed_time(end) * 1e3 / n_calls)
+            if time.monotonic() - began > budget_s and len(times) >= 5:
+                break
+        del kept
+        return statistics.median(times)

@@ -1,0 +1,48 @@
+"""What a table of measurements says of itself: card, driver, versions, date, commit and command."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def measured_by(script: str) -> Iterator[str]:
+    """Markdown lines; the command is `script`, beside this file, with this process's arguments."""
+    card = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
+    yield f"{where}. {versions()}."
+    at = f", commit {commit}" if commit else ""
+    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    yield f"`{' '.join([f'python benchmarks/kernels/{script}', *words])}`."
+
+
+def versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for names in (
+        ("cupy-cuda13x", "cupy-cuda12x"),
+        ("torch",),
+        ("triton",),
+        ("flashinfer-python",),
+    ):
+        for name in names:
+            try:
+                found.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                continue
+    return ", ".join(found)
+
+
+def output_of(*command: str) -> str:
+    """Empty where the command is not there, or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()

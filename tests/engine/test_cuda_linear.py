@@ -1,0 +1,63 @@
+"""Which kernel serves a projection, without a device: that it exists, and its order of sums."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kdtr.engine import cuda_linear
+from kdtr.engine.cuda_hopper import ARCHITECTURE
+
+
+def matrix(rows: int, columns: int, itemsize: int = 2) -> Any:
+    """As much of an array as `plan` looks at."""
+
+    class Matrix(SimpleNamespace):
+        def __len__(self) -> int:
+            return rows
+
+    return Matrix(
+        shape=(rows, columns),
+        strides=(columns * itemsize, itemsize),
+        itemsize=itemsize,
+        data=SimpleNamespace(ptr=0),
+    )
+
+
+def slices(name: str) -> int:
+    kind, *numbers = name.split("_")[1:]
+    return {
+        "stream": lambda: 256 // int(numbers[0]),
+        "wide": lambda: int(numbers[1]),
+        "wgmma": lambda: int(numbers[2]),
+    }[kind]()
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("o", [8, 1_024, 1_536, 1_544, 4_095, 4_096, 7_168, 129_280])
+def test_the_number_of_rows_chooses_the_kernel_and_not_the_order(o: int, hopper: bool) -> None:
+    names = {
+        n: cuda_linear.plan(matrix(n, 512), matrix(o, 512), hopper=hopper)
+        for n in (1, 8, 9, 24, 25, 40, 41, 65, 129, 5_000)
+    }
+
+    assert {cuda_linear.slices_of(o)} == {slices(name) for name in names.values()}
+    assert set(names.values()) <= set(cuda_linear.SHARED_BYTES)
+    assert hopper == any("wgmma" in name for name in names.values())
+
+
+def test_rows_that_are_not_whole_chunks_take_the_general_kernel() -> None:
+    for odd in (matrix(65, 33), matrix(65, 64, itemsize=4)):
+        assert "linear_any" == cuda_linear.plan(odd, matrix(100, odd.shape[1]), hopper=True)
+
+
+def test_what_may_be_chosen_is_compiled() -> None:
+    pytest.importorskip("cupy", reason="NVRTC is called through CuPy: pip install 'kdtr[compile]'")
+    from kdtr.engine.cuda_compile import compiled
+
+    there = {kernel.kernel for kernel in compiled("linear", "bfloat16", "sm_90")}
+    there |= {kernel.kernel for kernel in compiled("linear_wgmma", "bfloat16", ARCHITECTURE)}
+
+    assert set(cuda_linear.SHARED_BYTES) <= there
