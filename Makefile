@@ -30,6 +30,8 @@ TINY_SOURCES := contract/RULES.md \
   $(wildcard $(RECORDERS:%=conformance/%.py))
 RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
+# What records every stage first: a finding is then where the fault begins.
+BASE_FIRST = $(CORPUS)/base.kdtr $(filter-out $(CORPUS)/base.kdtr,$(wildcard $(CORPUS)/*.kdtr))
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
 # Engines of others, each in an environment of its own (docs/adapters.md).
@@ -109,7 +111,7 @@ golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environmen
 	$(KDTR) golden-check $(CORPUS)
 
 mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and their families; writes docs
-	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md \
+	$(KDTR) mutants $(BASE_FIRST) $(TINY) --out docs/kill-matrix.md \
 	  --families-out docs/mutant-families.md $(ARGS)
 	@echo "make mutants: the list is killed, what lives of the families is explained, $(elapsed) in all"
 
@@ -131,8 +133,8 @@ _run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
 	$(KDTR) gate --engine llamacpp --engine-option cache=float16 $(CORPUS)/*.kdtr $(TINY)
 	$(TEST_ADAPTERS)
 	@echo "llamacpp: passed, $(elapsed) in all"
-quick-corpus: $(VENV)/ready-runtime $(TINY) ## choose the cases of kdtr gate --quick anew: half an hour
-	$(KDTR) mutants $(CORPUS)/*.kdtr $(TINY) --quick-out conformance/quick_corpus.json $(ARGS)
+quick-corpus: $(VENV)/ready-runtime ## choose the cases of kdtr gate --quick anew: half an hour
+	$(KDTR) mutants $(CORPUS)/*.kdtr --quick-out conformance/quick_corpus.json $(ARGS)
 
 lint: $(VENV)/ready-dev ## check style and format with ruff
 	$(RUFF) check . $(ARGS)

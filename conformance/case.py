@@ -19,12 +19,15 @@ class Planted:
                  target of its parent
     max_emitted  the round's length limit, or None (ACC-4)
     stop_at      index of the emitted token that the round is told to stop at, or None (ACC-4)
+    tied         of a model whose tokens t and t + tied have equal logits: the first child off the
+                 path of each node on it gets that twin of the target (ACC-1), or None
     """
 
     parents: tuple[int, ...]
     path: tuple[int, ...] = (0,)
     max_emitted: int | None = None
     stop_at: int | None = None
+    tied: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def check_corpus(directory: Path, progress: Progress = lambda _: None) -> list[s
 
 def _record(path: Path, entry: CorpusModel, progress: Progress) -> str:
     model = entry.model
-    about = {"name": model.name, "seed": model.seed, "thin": entry.thin, "why": entry.why}
+    about = {"name": model.name, "seed": model.seed, "thin": bool(entry.thin), "why": entry.why}
     return record_bundle(
         path,
         about,

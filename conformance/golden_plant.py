@@ -16,7 +16,8 @@ def planted_tree(where: str, plan: Planted, ahead: Sequence[int], vocab_size: in
 
     ahead  the root and the tokens that follow it by plain decoding
     Off the path every child of a node on it misses that node's target; token 0 and the last
-    token id come up first, because engines treat them as padding.
+    token id come up first, because engines treat them as padding. With plan.tied the first of them
+    has the target's twin, where the vocabulary has one.
     """
     path = plan.path
     if not path:
@@ -37,7 +38,13 @@ def planted_tree(where: str, plan: Planted, ahead: Sequence[int], vocab_size: in
         if node in targets:
             tokens.append(ahead[path.index(node)])
             continue
-        taken = {tokens[i] for i in range(node) if shape.parents[i] == parent}
+        siblings = [i for i in range(1, node) if shape.parents[i] == parent]
+        if plan.tied is not None and parent in targets and not {*siblings} - targets.keys():
+            twin = targets[parent] + plan.tied
+            if twin < vocab_size:
+                tokens.append(twin)
+                continue
+        taken = {tokens[i] for i in siblings}
         taken.add(targets.get(parent, -1))
         # A later sibling on the path needs its token too, which is this parent's target.
         tokens.append(_miss(f"{where}, node {node}", tokens[0], taken, vocab_size))

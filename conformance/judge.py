@@ -166,7 +166,7 @@ class _CaseJudge:
         self, driver: Driver, point: str, expectation: Expectation, seen: Observation
     ) -> None:
         inputs, i = self._case.inputs, int(point.removeprefix("chunk").removeprefix("round"))
-        pin = _pin(expectation, is_chunk=point.startswith("chunk"))
+        pin = pin_of(expectation, is_chunk=point.startswith("chunk"))
         if point.startswith("chunk"):
             self._mode.drive_chunk(driver, inputs.chunks[i], pin, seen)
         else:
@@ -428,7 +428,8 @@ def _hints(scene: Scene) -> tuple[Hint, ...]:
         return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)
 
 
-def _pin(expectation: Expectation, *, is_chunk: bool) -> Pin:
+def pin_of(expectation: Expectation, *, is_chunk: bool) -> Pin:
+    """What the modes that follow the recorded history are given of a point."""
     positions, mask = expectation.get("positions"), expectation.get("mask")
     root = expectation.get("root")
     assert positions is not None

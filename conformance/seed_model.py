@@ -1,22 +1,22 @@
 """Weights and drafts from an integer hash: any language regenerates them in a few lines.
 
-Every weight is code * 2**-k with an integer code in -7..7: exact in float32, bfloat16 and
-float16, and in int4 with a power-of-two scale. Engines of any precision start from the same
-numbers.
+Every weight is code * 2**-k with an integer code, of 4 bits where no model says otherwise: -7..7,
+exact in float32, bfloat16 and float16, and in int4 with a power-of-two scale. Engines of any
+precision start from the same numbers. Codes of 8 bits, which bfloat16 just holds, show an engine
+that keeps weights in fewer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import frexp
+from math import frexp, sqrt
 
 import ml_dtypes
 import numpy as np
 
 from kdtr.contract import ModelConfig, tensor_shapes
 
-_CODES = 15  # -7..7
-_CODE_STD = 4.320493798938574  # of the uniform distribution over the codes: sqrt(56 / 3)
+_BITS = 4  # of a code
 
 # Gains chosen once, so that the router and the head decide with room to spare.
 _GAIN = {"gate.weight": 2.5, "lm_head.weight": 2.0}
@@ -42,9 +42,17 @@ def hash_below(seed: int, stream: str, n: int, bound: int) -> np.ndarray:
     return ((hash_u64(seed, stream, n) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)
 
 
-def seed_tensors(config: ModelConfig, seed: int) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint with this configuration, float32, on the code grid."""
-    return {name: _tensor(name, shape, seed) for name, shape in tensor_shapes(config).items()}
+def seed_tensors(
+    config: ModelConfig, seed: int, *, matrix_bits: int = _BITS
+) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint with this configuration, float32, on the code grid.
+
+    matrix_bits  of the codes of matrices, sign included; norms and biases have 4
+    """
+    return {
+        name: _tensor(name, shape, seed, matrix_bits)
+        for name, shape in tensor_shapes(config).items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,9 @@ class SeedModel:
 
     bias             added to every correction bias: strongly negative ones tell -inf from 0
     twins            pairs of tokens (kept, copied) with equal rows in the head: exact ties
-    near_twins       the same, but for 0 and 2**-20 in channel 1: near ties, below float32's noise
+    near_twins       the same, but for 0 and near_gap in channel 1: near ties
+    near_gap         2**-20: below float32's noise; 2**-11: above it, below a step of bfloat16
+    matrix_bits      of the codes of matrices: 4, or 8
     flat_router      the router of every layer is zero and so is its bias: ties of experts
     negative_logits  a feature that every token has pulls all logits below zero
     """
@@ -64,12 +74,14 @@ class SeedModel:
     bias: float = 0.0
     twins: tuple[tuple[int, int], ...] = ()
     near_twins: tuple[tuple[int, int], ...] = ()
+    near_gap: float = 2.0**-20
+    matrix_bits: int = _BITS
     flat_router: bool = False
     negative_logits: bool = False
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The checkpoint in bfloat16, which holds it exactly."""
-        tensors = seed_tensors(self.config, self.seed)
+        tensors = seed_tensors(self.config, self.seed, matrix_bits=self.matrix_bits)
         for name in tensors:
             if name.endswith("e_score_correction_bias"):
                 tensors[name] += np.float32(self.bias)
@@ -79,7 +91,7 @@ class SeedModel:
         for kept, copied in (*self.twins, *self.near_twins):
             head[copied] = head[kept]
         for kept, copied in self.near_twins:
-            head[kept, 1], head[copied, 1] = 0, 2.0**-20
+            head[kept, 1], head[copied, 1] = 0, self.near_gap
         if self.negative_logits:
             tensors["model.embed_tokens.weight"][:, 0] = 4
             head[:, 0] = -5
@@ -89,18 +101,21 @@ class SeedModel:
         return stored
 
 
-def _tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def _tensor(name: str, shape: tuple[int, ...], seed: int, matrix_bits: int) -> np.ndarray:
+    is_vector = "norm" in name or name.endswith("e_score_correction_bias")
+    most = 2 ** ((_BITS if is_vector else matrix_bits) - 1) - 1
     size = int(np.prod(shape))
-    codes = hash_below(seed, name, size, _CODES).astype(np.float32) - np.float32(7)
+    codes = hash_below(seed, name, size, 2 * most + 1).astype(np.float32) - np.float32(most)
     codes = codes.reshape(shape)
     if "norm" in name:
         return 1 + codes * np.float32(_NORM_SCALE)
     if name.endswith("e_score_correction_bias"):
         return codes * np.float32(_BIAS_SCALE)
     if name == "model.embed_tokens.weight":
-        return codes * np.float32(_EMBEDDING_SCALE)
+        return codes * np.float32(_EMBEDDING_SCALE * 2.0 ** (_BITS - matrix_bits))
     gain = next((g for suffix, g in _GAIN.items() if name.endswith(suffix)), 1.0)
-    return codes * np.float32(_power_of_two_below(gain / (_CODE_STD * shape[-1] ** 0.5)))
+    std = sqrt(most * (most + 1) / 3)  # of the uniform distribution over the codes
+    return codes * np.float32(_power_of_two_below(gain / (std * shape[-1] ** 0.5)))
 
 
 def _power_of_two_below(x: float) -> float:

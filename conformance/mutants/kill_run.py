@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kdtr.conformance.mutants.families.docket import Docket, Entry
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.mutant import Mutant
 from kdtr.conformance.mutants.processes import in_any_order, processes
 from kdtr.conformance.mutants.tiers import Tiers, tiers
-from kdtr.conformance.mutants.trial import Court, Trial
+from kdtr.conformance.mutants.trial import Trial, by_logits_alone, shown_whole
 from kdtr.conformance.mutants.zoo import MUTANTS, make_engine
 
 Progress = Callable[[str], None]
-SHOWN, LOGITS_ONLY, TIERS = "all stages", "logits alone", "tiers"
+SHOWN, LOGITS_ONLY = "all stages", "logits alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +43,37 @@ def run_mutants(
 
     quick  the quick corpus: the tiers are asked too
     """
-    with Court(bundles):
+    with Docket(bundles):
         pass  # a file that is no bundle is refused here, and not in each worker
-    kinds = (SHOWN, LOGITS_ONLY) if quick is None else (SHOWN, LOGITS_ONLY, TIERS)
-    found: dict[tuple[str, str], Trial | Tiers] = {}
+    found: dict[tuple[str, str], tuple[Trial, Tiers | None]] = {}
     with processes(workers, _begin, tuple(bundles), tuple(quick or ())) as pool:
-        tasks = [((number, kind), (number, engine, kind)) for number in numbers for kind in kinds]
+        tasks = [
+            ((number, kind), (number, engine, kind))
+            for number in numbers
+            for kind in (SHOWN, LOGITS_ONLY)
+        ]
         for key, result in in_any_order(pool, _try, tasks):
             found[key] = result
             progress(f"{len(found)} of {len(tasks)} trials")
-    return [_row(number, found) for number in numbers]
+    rows = []
+    for number in numbers:
+        (shown, asked), (logits_only, _) = found[number, SHOWN], found[number, LOGITS_ONLY]
+        rows.append(KillRow(MUTANTS[number], shown, logits_only, asked))
+    return rows
 
 
-def _row(number: str, found: dict[tuple[str, str], Trial | Tiers]) -> KillRow:
-    shown, logits_only = found[number, SHOWN], found[number, LOGITS_ONLY]
-    asked = found.get((number, TIERS))
-    assert isinstance(shown, Trial)
-    assert isinstance(logits_only, Trial)
-    assert asked is None or isinstance(asked, Tiers)
-    return KillRow(MUTANTS[number], shown, logits_only, asked)
-
-
-_COURT: list[Court] = []  # of a worker, for all its trials
-_DOCKET: list[Docket] = []
+_DOCKET: list[Docket] = []  # of a worker, for all its trials
 _QUICK: list[Entry] = []
 
 
 def _begin(bundles: tuple[str, ...], quick: tuple[Entry, ...]) -> None:
-    _COURT[:] = [Court(bundles)]
-    if quick:
-        _DOCKET[:] = [Docket(bundles)]
-        _QUICK[:] = quick
+    _DOCKET[:] = [Docket(bundles)]
+    _QUICK[:] = quick
 
 
-def _try(number: str, engine: str, kind: str) -> Trial | Tiers:
-    made, mutant = make_engine(number, engine), MUTANTS[number]
-    if kind == TIERS:
-        return tiers(_DOCKET[0], _QUICK, made)
-    court = _COURT[0]
-    trial = court.try_shown if kind == SHOWN else court.try_logits_only
-    return trial(mutant, made)
+def _try(number: str, engine: str, kind: str) -> tuple[Trial, Tiers | None]:
+    made, mutant, docket = make_engine(number, engine), MUTANTS[number], _DOCKET[0]
+    if kind == LOGITS_ONLY:
+        return by_logits_alone(docket, mutant, made), None
+    run = EngineRun(docket, made)
+    return shown_whole(docket, mutant, run), tiers(docket, _QUICK, run) if _QUICK else None

@@ -11,14 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from kdtr.conformance.mutants.docket import Entry
 from kdtr.conformance.mutants.families.all import VARIANTS
-from kdtr.conformance.mutants.families.docket import Entry
 from kdtr.conformance.mutants.families.families_page import (
     families_summary,
     families_text,
     unexplained,
 )
 from kdtr.conformance.mutants.families.families_run import (
+    FIRST,
     SUBJECTS,
     choose_quick,
     hunt_all,
@@ -149,7 +150,7 @@ def _families(
     caught = hunt_all(
         VARIANTS,
         bundles,
-        first=_entries(quick),
+        first=sorted(_entries(quick), key=lambda one: one != FIRST),  # else as they are chosen
         only_first=True,
         workers=workers,
         progress=progress,

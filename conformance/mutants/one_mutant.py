@@ -28,7 +28,7 @@ def mutant_lines(row: KillRow, title: str, width: int) -> Iterator[str]:
 
 def _became(trial: Trial) -> str:
     if not trial.killed:
-        return f"it lives, after {trial.judged} cases and modes"
+        return f"it lives, after {trial.judged} cases"
     if trial.named:
         return "killed and named"
     return "killed, and not named: the finding says another thing"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from kdtr.conformance.mutants.families.docket import Docket, Entry
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 
 TINY = "tiny"  # the name of its bundle
 
@@ -33,21 +33,14 @@ class Tiers:
     of: int
 
 
-def tiers(docket: Docket, quick: Iterable[Entry], engine: Any) -> Tiers:
+def tiers(docket: Docket, quick: Iterable[Entry], run: EngineRun) -> Tiers:
     """Each tier up to its first kill, the quick corpus whole."""
-    models: dict[str, Any] = {}
-    killed: dict[Entry, bool] = {}
-
-    def kills(entry: Entry) -> bool:
-        if entry not in killed:
-            killed[entry] = docket.first_finding(engine, models, entry) is not None
-        return killed[entry]
 
     def first(entries: Iterable[Entry]) -> str:
-        return next((str(one) for one in entries if kills(one)), "")
+        return next((str(one) for one in entries if run.finding(one) is not None), "")
 
     in_order, quick = docket.in_gate_order, tuple(quick)
-    killing = tuple(str(one) for one in quick if kills(one))
+    killing = tuple(str(one) for one in quick if run.finding(one) is not None)
     return Tiers(
         smoke=first(one for one in in_order if docket.is_smoke(one)),
         tiny=first(one for one in in_order if one.bundle == TINY),

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from kdtr.conformance.mutants import CLASSES
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.families import FAMILIES, VARIANTS
-from kdtr.conformance.mutants.families.docket import Docket, Entry
 from kdtr.conformance.mutants.families.families_page import (
     families_summary,
     families_text,
     unexplained,
 )
 from kdtr.conformance.mutants.families.family import Maker, result_of
-from kdtr.conformance.mutants.families.hunt import Catch, Hunter, honest_engine
+from kdtr.conformance.mutants.families.hunt import Catch, Hunter, honest_engine, occasions
 from kdtr.conformance.mutants.families.occasion import (
     AFTER_REJECTION,
     ALWAYS,
@@ -158,7 +159,7 @@ def test_a_fault_is_at_work_on_its_occasion_alone(docket: Docket) -> None:
 @pytest.fixture(scope="module")
 def hunter(docket: Docket) -> Hunter:
     order = (TREES, Entry("base", "state"))
-    return Hunter(docket, order, docket.occasions(honest_engine, order))
+    return Hunter(docket, order, occasions(docket, honest_engine, order))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_what_lives_and_shows_other_bits_is_not_equivalent(hunter: Hunter) -> No
 
 
 def test_an_honest_engine_behaves_as_itself(docket: Docket) -> None:
-    twice = [[*docket.behaviour(honest_engine(), {}, TREES)] for _ in range(2)]
+    twice = [[*EngineRun(docket, honest_engine()).behaviour(TREES)] for _ in range(2)]
 
     assert twice[0] == twice[1]
     assert len(twice[0]) > 10

@@ -20,6 +20,7 @@ from kdtr.conformance.bundle import GoldenCase
 from kdtr.conformance.case import CasePlan, Drafted, Planted
 from kdtr.conformance.cli import main
 from kdtr.conformance.golden import Models, record_case, weights_sha256
+from kdtr.conformance.golden_plant import planted_tree
 from kdtr.conformance.seed_model import hash_below, hash_u64, seed_tensors
 from kdtr.conformance.tiny_corpus import GOLDEN_TOKENS, PROMPT, TINY_SEED, tiny_plans
 from kdtr.contract import STAGES, CaseError, DraftTree, ModelConfig, tensor_shapes
@@ -225,13 +226,15 @@ def test_integers_below_a_bound(bound: int) -> None:
     assert all(0 <= value < bound for value in expected)
 
 
-def test_weights_are_small_integers_times_a_power_of_two() -> None:
-    for name, array in seed_tensors(ModelConfig.tiny(), 3).items():
+@pytest.mark.parametrize(("bits", "most"), [(4, 7), (8, 127)])
+def test_weights_are_small_integers_times_a_power_of_two(bits: int, most: int) -> None:
+    for name, array in seed_tensors(ModelConfig.tiny(), 3, matrix_bits=bits).items():
         values = array - 1 if "norm" in name else array
         step = np.abs(values[values != 0]).min()
         codes = values / step
         assert np.array_equal(codes, np.rint(codes)), name
-        assert np.abs(codes).max() <= 7, name
+        assert np.abs(codes).max() <= (most if array.ndim == 2 else 7), name
+        assert np.abs(codes).max() > 7 or bits == 4 or array.ndim == 1, name
         assert 0.5 == np.frexp(step)[0], name
 
 
@@ -323,6 +326,16 @@ def test_the_capacity_is_exactly_what_the_case_needs(small: Path) -> None:
     bundle.close()
 
     assert {"y": 13, "ar": 8, "drafted": 8, "from-root": 4} == needed
+
+
+def test_a_twin_of_the_target_comes_first_among_the_siblings_off_the_path() -> None:
+    """Of targets 4, 5 and 6: node 1 is 5's twin, 3 that of 6, 5 has none in a vocabulary of 20."""
+    plan = Planted((-1, 0, 0, 2, 2, 4), (0, 2, 4), tied=10)
+
+    tree = planted_tree("here", plan, (4, 5, 6, 12), vocab_size=20)
+
+    assert (4, 15, 5, 16, 6) == tree.tokens[:5]
+    assert tree.tokens[5] not in (12, 22)
 
 
 def test_an_explicit_tree_is_taken_as_it_is(

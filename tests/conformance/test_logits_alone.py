@@ -12,8 +12,9 @@ from kdtr.conformance import GateResult, Verdict, load_engine
 from kdtr.conformance.diagnosis_merges import _WRONG, _by, _powered, _without_sum
 from kdtr.conformance.diagnosis_pages import _sharing
 from kdtr.conformance.mutants import MUTANTS, make_engine
+from kdtr.conformance.mutants.docket import Docket
 from kdtr.conformance.mutants.padded import Padded
-from kdtr.conformance.mutants.trial import Court, LogitsOnly
+from kdtr.conformance.mutants.trial import LogitsOnly, by_logits_alone
 from kdtr.conformance.xray import run_xray, xray_models
 
 Judge = Callable[..., GateResult]
@@ -21,11 +22,9 @@ VISIBLE = [model for model in xray_models() if model.name == "visible"]
 
 
 @pytest.fixture(scope="module")
-def courts(corpus: Path) -> Iterator[dict[str, Court]]:
-    opened = {name: Court([corpus / f"{name}.kdtr"]) for name in ("all-moe", "base")}
-    yield opened
-    for court in opened.values():
-        court.__exit__()
+def dockets(corpus: Path) -> Iterator[dict[str, Docket]]:
+    with Docket([corpus / "all-moe.kdtr"]) as all_moe, Docket([corpus / "base.kdtr"]) as base:
+        yield {"all-moe": all_moe, "base": base}
 
 
 @pytest.mark.parametrize(
@@ -42,21 +41,21 @@ def courts(corpus: Path) -> Iterator[dict[str, Court]]:
     ],
 )
 def test_a_forward_that_goes_so_wrong_explains_the_logits(
-    courts: dict[str, Court], number: str, bundle: str, says: str
+    dockets: dict[str, Docket], number: str, bundle: str, says: str
 ) -> None:
-    trial = courts[bundle].try_logits_only(MUTANTS[number], make_engine(number))
+    trial = by_logits_alone(dockets[bundle], MUTANTS[number], make_engine(number))
 
     assert ("logits", True) == (trial.stage, trial.named)
     assert says in trial.says
     assert "(fits every element" in trial.says
 
 
-def test_rows_that_nobody_asked_for_are_padding(courts: dict[str, Court]) -> None:
+def test_rows_that_nobody_asked_for_are_padding(dockets: dict[str, Docket]) -> None:
     """With room for them the answer has four rows; without, the engine finds none."""
     mutant, engine = MUTANTS["M072"], make_engine("M072")
 
-    crowded = courts["all-moe"].try_logits_only(mutant, engine)
-    roomy = courts["base"].try_logits_only(mutant, engine)
+    crowded = by_logits_alone(dockets["all-moe"], mutant, engine)
+    roomy = by_logits_alone(dockets["base"], mutant, engine)
 
     assert (("SLOT-3", "PAD-1"), True) == (crowded.rules, crowded.named)
     assert "verify of 4 rows at committed_len 4 needs 8 slots" in crowded.says

@@ -15,11 +15,13 @@ import pytest
 from kdtr.conformance import load_engine
 from kdtr.conformance.file_cases import FILE_CASES
 from kdtr.conformance.mutants import BY_NAME, CLASSES, MUTANTS, WAITING, Mutant, make_engine
+from kdtr.conformance.mutants.docket import Docket
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.gaps import LOGITS_ONLY, SHOWN
 from kdtr.conformance.mutants.kill_matrix import COLUMNS, living, matrix_text, summary
 from kdtr.conformance.mutants.kill_run import KillRow
 from kdtr.conformance.mutants.mutants_cli import shipped_corpus
-from kdtr.conformance.mutants.trial import Court, LogitsOnly, Trial
+from kdtr.conformance.mutants.trial import LogitsOnly, Trial, by_logits_alone, shown_whole
 from kdtr.conformance.state_script import _CHECKS
 from kdtr.contract import STAGE, EngineError, rules
 
@@ -109,20 +111,24 @@ def test_gaps_are_of_mutants() -> None:
 
 
 @pytest.fixture(scope="module")
-def court(corpus: Path) -> Iterator[Court]:
-    with Court([corpus / "base.kdtr"]) as court:
-        yield court
+def docket(corpus: Path) -> Iterator[Docket]:
+    with Docket([corpus / "base.kdtr"]) as docket:
+        yield docket
 
 
-def test_an_honest_engine_lives(court: Court) -> None:
+def _tried(docket: Docket, mutant: Mutant, engine: Any) -> Trial:
+    return shown_whole(docket, mutant, EngineRun(docket, engine))
+
+
+def test_an_honest_engine_lives(docket: Docket) -> None:
     honest: Any = load_engine("host", {"page_size": 3, "split_size": 5})
 
-    shown = court.try_shown(MUTANTS["M001"], honest)
-    logits_only = court.try_logits_only(MUTANTS["M001"], honest)
+    shown = _tried(docket, MUTANTS["M001"], honest)
+    logits_only = by_logits_alone(docket, MUTANTS["M001"], honest)
 
     assert not shown.killed
     assert not logits_only.killed
-    assert shown.judged > logits_only.judged > 30
+    assert len(docket.entries) == shown.judged == logits_only.judged - 1  # and the x-ray set
 
 
 @pytest.mark.parametrize(
@@ -141,10 +147,10 @@ def test_an_honest_engine_lives(court: Court) -> None:
         ("M155", "base: state / script / second verify"),
     ],
 )
-def test_a_mutant_is_killed_and_named(court: Court, number: str, where: str) -> None:
+def test_a_mutant_is_killed_and_named(docket: Docket, number: str, where: str) -> None:
     mutant = MUTANTS[number]
 
-    trial = court.try_shown(mutant, make_engine(number))
+    trial = _tried(docket, mutant, make_engine(number))
 
     assert (where, mutant.stage) == (trial.where, trial.stage)
     assert trial.named
@@ -152,27 +158,29 @@ def test_a_mutant_is_killed_and_named(court: Court, number: str, where: str) -> 
 
 
 @pytest.mark.parametrize("number", ["M037", "M053", "M077"])
-def test_logits_alone_name_it_by_an_explanation_or_by_the_x_rays(court: Court, number: str) -> None:
-    trial = court.try_logits_only(MUTANTS[number], make_engine(number))
+def test_logits_alone_name_it_by_an_explanation_or_by_the_x_rays(
+    docket: Docket, number: str
+) -> None:
+    trial = by_logits_alone(docket, MUTANTS[number], make_engine(number))
 
     assert trial.killed
     assert trial.named
     assert MUTANTS[number].stage != trial.stage
 
 
-def test_a_fault_that_no_case_shows_lives(court: Court) -> None:
+def test_a_fault_that_no_case_shows_lives(docket: Docket) -> None:
     """M075 wants a model with YaRN."""
-    trial = court.try_shown(MUTANTS["M075"], make_engine("no_mscale"))
+    trial = _tried(docket, MUTANTS["M075"], make_engine("no_mscale"))
 
     assert ("", "", False) == (trial.where, trial.stage, trial.named)
-    assert trial.judged > 30
+    assert trial.judged == len(docket.entries)
 
 
-def test_named_is_the_stage_and_the_rule(court: Court) -> None:
+def test_named_is_the_stage_and_the_rule(docket: Docket) -> None:
     engine, mutant = make_engine("M010"), MUTANTS["M010"]
 
-    elsewhere = court.try_shown(replace(mutant, stage="scores"), engine)
-    otherwise = court.try_shown(replace(mutant, rules=("MOE-1",)), engine)
+    elsewhere = _tried(docket, replace(mutant, stage="scores"), engine)
+    otherwise = _tried(docket, replace(mutant, rules=("MOE-1",)), engine)
 
     assert (True, False) == (elsewhere.killed, elsewhere.named)
     assert (True, False) == (otherwise.killed, otherwise.named)

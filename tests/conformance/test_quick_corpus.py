@@ -16,7 +16,8 @@ from kdtr.conformance import load_engine
 from kdtr.conformance.gate import Selection, run_gate
 from kdtr.conformance.golden_corpus import read_sums
 from kdtr.conformance.mutants import MUTANTS, make_engine
-from kdtr.conformance.mutants.families.docket import Docket, Entry
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.families.families_run import FIRST, SUBJECTS
 from kdtr.conformance.mutants.families.hunt import make_variant
 from kdtr.conformance.quick_corpus import (
@@ -55,7 +56,7 @@ def test_it_is_pinned_to_the_sums_of_the_corpus(corpus: Path) -> None:
 
 def test_its_cases_are_those_of_the_corpus(docket: Docket) -> None:
     assert {one.case_id for one in SHIPPED.cases} == {
-        docket.content_id(_entry(one)) for one in SHIPPED.cases
+        docket.case(_entry(one)).inputs.case_id for one in SHIPPED.cases
     }
 
 
@@ -83,7 +84,7 @@ def test_no_other_case_of_it_kills_that_subject(docket: Docket, one: QuickCase) 
     killers = [
         other
         for other in SHIPPED.cases
-        if docket.first_finding(make_variant(subject), {}, _entry(other)) is not None
+        if EngineRun(docket, make_variant(subject)).finding(_entry(other)) is not None
     ]
 
     assert [one] == killers
@@ -91,11 +92,9 @@ def test_no_other_case_of_it_kills_that_subject(docket: Docket, one: QuickCase) 
 
 @pytest.mark.parametrize("number", MUTANTS)
 def test_it_kills_every_mutant_of_the_list(docket: Docket, number: str) -> None:
-    engine, models = make_engine(number), dict[str, Any]()
+    run = EngineRun(docket, make_engine(number))
 
-    assert any(
-        docket.first_finding(engine, models, _entry(one)) is not None for one in SHIPPED.cases
-    )
+    assert any(run.finding(_entry(one)) is not None for one in SHIPPED.cases)
 
 
 # The gate

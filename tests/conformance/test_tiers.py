@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kdtr.conformance.mutants import MUTANTS, make_engine
-from kdtr.conformance.mutants.families.docket import Docket, Entry
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.families.hunt import honest_engine
 from kdtr.conformance.mutants.kill_matrix import matrix_text
 from kdtr.conformance.mutants.kill_run import KillRow
@@ -40,13 +41,13 @@ def test_small_cases_come_first(docket: Docket) -> None:
 
 
 def test_a_mutant_of_every_tree_is_killed_by_smoke(docket: Docket) -> None:
-    found = tiers(docket, QUICK, make_engine("M044"))
+    found = tiers(docket, QUICK, EngineRun(docket, make_engine("M044")))
 
     assert Tiers("base/ar", "", "base/ar", ("base/trees", "base/ar"), 3) == found
 
 
 def test_a_mutant_of_branches_passes_smoke(docket: Docket) -> None:
-    found = tiers(docket, QUICK, make_engine("M031"))
+    found = tiers(docket, QUICK, EngineRun(docket, make_engine("M031")))
 
     assert ("", ("base/trees",)) == (found.smoke, found.quick)
     assert found.corpus not in ("", "base/ar", "base/chain")
@@ -55,7 +56,8 @@ def test_a_mutant_of_branches_passes_smoke(docket: Docket) -> None:
 def test_an_honest_engine_passes_every_tier(docket: Docket) -> None:
     small = [one for one in docket.entries if one.case in ("ar", "one-token", "state")]
 
-    assert Tiers("", "", "", (), 3) == tiers(_Small(docket, small), small, honest_engine())
+    run = EngineRun(docket, honest_engine())
+    assert Tiers("", "", "", (), 3) == tiers(_Small(docket, small), small, run)
 
 
 class _Small:
@@ -64,7 +66,6 @@ class _Small:
     def __init__(self, docket: Docket, entries: list[Entry]) -> None:
         self.in_gate_order = entries
         self.is_smoke = docket.is_smoke
-        self.first_finding = docket.first_finding
 
 
 def test_the_matrix_has_the_tiers_that_were_asked() -> None:
@@ -109,7 +110,7 @@ def test_a_mutant_in_words() -> None:
         "  at        base: chain / stepwise / round0",
         "  says      differs",
         "  cites     COMMIT-2",
-        "  logits alone: it lives, after 40 cases and modes",
+        "  logits alone: it lives, after 40 cases",
     ] == [*mutant_lines(row, "compaction", 80)]
 
 

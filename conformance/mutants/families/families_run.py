@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kdtr.conformance.mutants.docket import Docket, Entry
 from kdtr.conformance.mutants.families.all import VARIANTS
-from kdtr.conformance.mutants.families.docket import Docket, Entry
 from kdtr.conformance.mutants.families.family import Variant
-from kdtr.conformance.mutants.families.hunt import Catch, Hunter, honest_engine
+from kdtr.conformance.mutants.families.hunt import Catch, Hunter, honest_engine, occasions
 from kdtr.conformance.mutants.families.occasion import ALWAYS, Occasion
 from kdtr.conformance.mutants.processes import in_any_order, processes
-from kdtr.conformance.mutants.tiers import TINY
 from kdtr.conformance.mutants.zoo import MUTANTS
 from kdtr.conformance.quick_corpus import QuickCase, QuickCorpus
 
@@ -42,12 +41,12 @@ def hunt_all(
     """
     names = [*names]
     with Docket(bundles) as docket:
-        occasions = docket.occasions(honest_engine, first if only_first else docket.entries)
+        at_work = occasions(docket, honest_engine, first if only_first else docket.entries)
         begin = [one for one in first if one in docket.entries]
         others = () if only_first else docket.entries
         order = (*begin, *(one for one in others if one not in begin))
     caught: dict[str, Catch] = {}
-    with processes(workers, _begin, tuple(bundles), order, occasions, logits_only) as pool:
+    with processes(workers, _begin, tuple(bundles), order, at_work, logits_only) as pool:
         for name, catch in in_any_order(pool, _hunt, ((one, (one,)) for one in names)):
             caught[name] = catch
             progress(f"{len(caught)} of {len(names)} variants")
@@ -64,27 +63,24 @@ def choose_quick(
 ) -> QuickCorpus:
     """The killers, less every one that the others make up for, those of fewest kills first.
 
-    What is left cannot do without any of its cases: each has a subject that it alone kills. A case
-    of the tiny bundle, which does not ship, makes up for none of the corpus. FIRST is there in any
-    case: it records every stage, so that a finding is where the fault begins.
+    What is left cannot do without any of its cases: each has a subject that it alone kills. FIRST
+    is there in any case: it records every stage, so that a finding is where the fault begins.
     """
     with Docket(bundles) as docket:
         order = docket.entries
-        occasions = docket.occasions(honest_engine, order)
-        ids = {entry: docket.content_id(entry) for entry in order}
+        at_work = occasions(docket, honest_engine, order)
+        ids = {entry: docket.case(entry).inputs.case_id for entry in order}
         files = {name: bundle.path.name for name, bundle in docket.bundles.items()}
     by: dict[str, Entry] = {name: one.by for name, one in caught.items() if one.by is not None}
     kept = [one for one in order if one == FIRST or one in set(by.values())]
     alone: dict[Entry, list[str]] = {}
-    with processes(workers, _begin, tuple(bundles), order, occasions, False) as pool:
+    with processes(workers, _begin, tuple(bundles), order, at_work, False) as pool:
         some = [one for one in kept if one != FIRST]
         for entry in sorted(some, key=lambda one: [*by.values()].count(one)):
-            others = tuple(
-                one for one in kept if one != entry and (_is_tiny(entry) or not _is_tiny(one))
-            )
+            others = tuple(one for one in kept if one != entry)
             mine = [name for name, killer in by.items() if killer == entry]
             # What is seldom at work is killed by few: with those it is soon known.
-            mine.sort(key=lambda name: _at_work(SUBJECTS[name], occasions))
+            mine.sort(key=lambda name: _at_work(SUBJECTS[name], at_work))
             moved: dict[str, Entry] = {}
             for first in range(0, len(mine), _AT_ONCE * workers):
                 tasks = [(n, (n, others)) for n in mine[first : first + _AT_ONCE * workers]]
@@ -104,10 +100,6 @@ def choose_quick(
     used = {one.bundle for one in cases}
     lives = {name: one.equivalent for name, one in caught.items() if one.by is None}
     return QuickCorpus(cases, {k: v for k, v in sums.items() if k in used}, len(order), lives)
-
-
-def _is_tiny(entry: Entry) -> bool:
-    return entry.bundle == TINY
 
 
 _AT_ONCE = 4  # subjects per worker that are asked before the answer is looked at

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from kdtr.conformance.engine_loader import load_engine
 from kdtr.conformance.finding import Finding
-from kdtr.conformance.mutants.families.docket import Docket, Entry
+from kdtr.conformance.mutants.docket import Docket, Entry
+from kdtr.conformance.mutants.engine_run import EngineRun
 from kdtr.conformance.mutants.families.family import Variant
-from kdtr.conformance.mutants.families.occasion import Occasion
+from kdtr.conformance.mutants.families.occasion import Occasion, Watch
 from kdtr.conformance.mutants.trial import LogitsOnly
 
 OPTIONS = {"page_size": 3, "split_size": 5}  # every prompt and tree crosses their edges
@@ -68,13 +70,13 @@ class Hunter:
         engine = make_variant(variant)
         shown: Any = LogitsOnly(engine) if self._logits_only else engine
         entries = [one for one in self._order if self._is_at_work(variant, one)]
-        models: dict[str, Any] = {}
+        run = EngineRun(self._docket, shown)
         differs = False
         for judged, entry in enumerate(entries, start=1):
             # The first case kills most. What is like an honest engine's need not be judged.
             if judged > 1 and not entry.is_script and not self._differs(variant, entry):
                 continue
-            finding = self._docket.first_finding(shown, models, entry)
+            finding = run.finding(entry)
             if finding is not None:
                 return _catch(variant, judged, entry, finding)
             differs = differs or (not entry.is_script and self._differs(variant, entry))
@@ -82,11 +84,9 @@ class Hunter:
 
     def killer(self, variant: Variant, entries: Sequence[Entry]) -> Entry | None:
         """The first of these entries that kills it."""
-        engine, models = make_variant(variant), dict[str, Any]()
+        run = EngineRun(self._docket, make_variant(variant))
         for entry in entries:
-            if not self._is_at_work(variant, entry):
-                continue
-            if self._docket.first_finding(engine, models, entry) is not None:
+            if self._is_at_work(variant, entry) and run.finding(entry) is not None:
                 return entry
         return None
 
@@ -96,11 +96,28 @@ class Hunter:
     def _differs(self, variant: Variant, entry: Entry) -> bool:
         """Whether the case shows anything that is not an honest engine's, bit for bit."""
         if entry not in self._honest:
-            honest = self._docket.behaviour(honest_engine(), {}, entry)
-            self._honest[entry] = tuple(honest)
-        shown = self._docket.behaviour(make_variant(variant), {}, entry)
+            honest = EngineRun(self._docket, honest_engine())
+            self._honest[entry] = tuple(honest.behaviour(entry))
+        shown = EngineRun(self._docket, make_variant(variant)).behaviour(entry)
         pairs = zip_longest(self._honest[entry], shown)
         return any(expected != found for expected, found in pairs)  # up to the first
+
+
+def occasions(
+    docket: Docket, load: Callable[[], Any], entries: Iterable[Entry]
+) -> dict[Entry, frozenset[Occasion]]:
+    """What is under way in each entry, in any mode, of an engine that makes no fault."""
+    found: dict[Entry, frozenset[Occasion]] = {}
+    for entry in entries:
+        engine, seen = load(), set[Occasion]()
+        Watch(engine, seen.add)
+        run = EngineRun(docket, engine)
+        if entry.is_script:
+            run.finding(entry)
+        else:
+            deque(run.behaviour(entry), maxlen=0)
+        found[entry] = frozenset(seen)
+    return found
 
 
 def honest_engine() -> Any:
