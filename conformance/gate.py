@@ -22,6 +22,8 @@ from kdtr.conformance.state_script import CASE, SCRIPT
 from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import CaseError, Engine
 
+PART = "part of the gate"
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -34,6 +36,11 @@ class Selection:
     modes: frozenset[str] = frozenset()
     until: str | None = None
     quick: QuickCorpus | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cases run, in all modes, to their ends."""
+        return self == Selection()
 
     def takes(self, case: CaseInput) -> bool:
         """Whether the case is selected, by alias or id."""
@@ -82,12 +89,14 @@ class GateResult:
     expectations  the file that the results were held to, if there is one
     unmet         why that file fails the run: stale or expired entries, too many near ties
     quick         the quick corpus of which this is a run: not the whole gate
+    part          what ran, in words, where it was something else than the gate or the quick corpus
     """
 
     results: list[CaseResult] = field(default_factory=list)
     expectations: Expectations | None = None
     unmet: list[str] = field(default_factory=list)
     quick: QuickCorpus | None = None
+    part: str = ""
 
     @property
     def passed(self) -> bool:
@@ -169,7 +178,7 @@ def run_gate(
     CaseError for a selection that selects nothing.
     """
     opened: list[GoldenBundle] = []
-    gate = GateResult(quick=selection.quick)
+    gate = GateResult(quick=selection.quick, part="" if selection.is_whole else PART)
     try:
         for path in bundles:
             opened.append(GoldenBundle.open(path))
@@ -204,7 +213,7 @@ def run_gate(
             command=command,
             progress=progress,
         )
-    gate.hold(expectations, bundles, whole=selection == Selection())
+    gate.hold(expectations, bundles, whole=selection.is_whole)
     return gate
 
 

@@ -15,7 +15,7 @@ from kdtr.conformance.drive import MODE
 from kdtr.conformance.expectations import Expectations
 from kdtr.conformance.expectations_outcome import unmet
 from kdtr.conformance.finding import CaseResult, Verdict
-from kdtr.conformance.gate import GateResult
+from kdtr.conformance.gate import PART, GateResult
 from kdtr.conformance.report import closing_line, expected_lines
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.pytest_plugin.case_report import is_ours, result_of
@@ -103,6 +103,7 @@ class RunSummary:
     def _gate(self) -> GateResult:
         gate = GateResult(sorted(self._results.values(), key=self._place))
         whole = not self._is_part and len(self._seen) == self._n_selected
+        gate.part = "" if whole else PART
         if self._expectations is not None:
             gate.expectations = self._expectations
             gate.unmet = unmet(

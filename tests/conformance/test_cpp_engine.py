@@ -116,7 +116,7 @@ def test_the_judge_is_green_over_files(
     judged = kdtr("judge", answers(plain, small, tmp_path, kdtr), "--against", small)
 
     assert 0 == judged.code, judged.out
-    assert "gate passed: 4 pass" in judged.out
+    assert "answers passed: 4 pass" in judged.out
     assert "not shown" not in judged.out
 
 
