@@ -155,6 +155,26 @@ def test_runxfail_shows_what_is_excused(expecting: Callable[..., SimpleNamespace
     assert "FAILED half-split.kdtr::trees[stepwise]" in run.out
 
 
+@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "1")], ids=str)
+def test_what_closing_does_wrong_is_excused_as_in_the_gate(
+    author: Author, corpus: Path, tmp_path: Path, spread: tuple[str, ...]
+) -> None:
+    (tmp_path / "expect.toml").write_text(
+        'kdtr_expectations = 1\n[[expect]]\nid = "lost"\nkind = "raises"\nmode = "close"\n'
+        'reason = "the driver is older"\n'
+    )
+
+    run = author(
+        *("--kdtr-engine", "plugged_engines:make_unclosable"),
+        *(f"--kdtr-corpus={corpus / 'half-split.kdtr'}", "--kdtr-expectations=expect.toml"),
+        *("-k", "ar and decode", *spread),
+    )
+
+    assert 0 == run.code, run.out
+    assert "lost      raises in half-split.kdtr: all / close: the driver is older" in run.out
+    assert "part of the gate passed: 1 pass, 1 excused; " in run.out
+
+
 def test_what_is_excused_blocks_as_it_does_in_the_gate(
     author: Author, corpus: Path, tmp_path: Path
 ) -> None:
