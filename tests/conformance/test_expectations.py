@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kdtr.conformance import GateResult, Selection, Verdict, run_gate
+from kdtr.conformance import GateResult, Selection, Verdict, run_gate, xray_gate
 from kdtr.conformance import gate as gate_module
 from kdtr.conformance.expectations import Entry, Expectations, Kind, MustPass
 from kdtr.conformance.expectations_outcome import excused_lines
@@ -363,6 +363,7 @@ def test_a_bundle_that_is_not_the_corpus_s_fails(listed: Callable[..., dict[str,
 # The command
 
 
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_the_gate_excuses_and_says_so(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -389,6 +390,7 @@ def test_the_gate_excuses_and_says_so(
     assert "gate passed: " in run.out
 
 
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_the_gate_fails_for_a_stale_entry(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -424,6 +426,14 @@ def test_the_file_belongs_to_golden_bundles(kdtr: Callable[..., SimpleNamespace]
     assert "--expectations belongs to golden bundles; leave it out with --self" in run.err
 
 
+@pytest.fixture
+def one_x_ray_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all: it shows positions, and which rows are read."""
+    one = [model for model in xray_gate.xray_models() if model.name == "attention"]
+    monkeypatch.setattr(xray_gate, "xray_models", lambda: one)
+
+
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_a_draft_excuses_all_once_its_reasons_are_given(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -440,6 +450,7 @@ def test_a_draft_excuses_all_once_its_reasons_are_given(
 
     assert 1 == drafted.code
     assert "cache_k_pe" in text
+    assert 'bundle = ["x-ray"]' in text
     assert 2 == unfinished.code
     assert "reason = ''; say why this is taken as it is" in unfinished.err
     assert 0 == finished.code, finished.out
