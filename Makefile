@@ -162,7 +162,8 @@ $(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
 	$(RECORD_TINY)
 
 # Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
-# and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
+# and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh. One
+# that another stamp of this run implied has nothing to do.
 # No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
 STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu hf llamacpp)
 CONSTRAINTS = $(if $(filter %-hf %-llamacpp,$(VENV)),constraints-peers.txt,constraints.txt)
@@ -197,6 +198,9 @@ FORCE:
 
 $(STAMPS): pyproject.toml $(CONSTRAINTS)
 	@$(origin_fits) $(find_python) \
+	if origin_fits && [ $@ -nt pyproject.toml ] && [ $@ -nt $(CONSTRAINTS) ]; then \
+	  exit 0; \
+	fi; \
 	start=$$(date +%s); \
 	if ! origin_fits; then \
 	  find_python || exit 1; \
