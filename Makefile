@@ -35,13 +35,14 @@ BASE_FIRST = $(CORPUS)/base.kdtr $(filter-out $(CORPUS)/base.kdtr,$(wildcard $(C
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
 # Engines of others, each in an environment of its own (docs/adapters.md).
-HF_CORPUS = $(filter-out $(CORPUS)/expert-ties.kdtr,$(wildcard $(CORPUS)/*.kdtr))
+HF_GATE = $(KDTR) gate --engine hf --expectations adapters/hf-expectations.toml
+LLAMACPP_GATE = $(KDTR) gate --engine llamacpp
 # Without these llama.cpp builds its servers and tools too, which takes three times as long.
 LLAMA_CMAKE = $(foreach part,LLAVA_BUILD GGML_NATIVE LLAMA_BUILD_COMMON LLAMA_BUILD_TOOLS \
   LLAMA_BUILD_SERVER LLAMA_BUILD_APP,-D$(part)=OFF)
 TEST_ADAPTERS = $(PYTEST) -o addopts=--import-mode=importlib -rs tests/adapters
 
-.PHONY: _gate-gpu _bench-gpu _peer-hf _run-hf _peer-llamacpp _run-llamacpp
+.PHONY: _gate-gpu _bench-gpu _peer-cpp _peer-hf _run-hf _peer-llamacpp _run-llamacpp
 .PHONY: help setup kernels gate-gpu bench-gpu gate peers test bench calibrate campaign golden golden-check mutants quick-corpus properties lint types format dist clean
 
 help: ## list the verbs
@@ -56,15 +57,35 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 	$(RUN_GATE) $(ARGS)
 	@echo "make gate: passed, $(elapsed) in all"
 
-# Engines of another make, one line each.
-PEERS := \
-  tests/conformance/test_cpp_engine.py
-
-peers: $(VENV)/ready-test $(TINY) ## judge engines of another make: C++, transformers, llama.cpp
-	KDTR_PEERS=1 $(PYTEST) -rsP $(PEERS) $(ARGS)
+peers: $(VENV)/ready-test $(TINY) ## judge C++, transformers and llama.cpp: 25 minutes at most
+	@$(MAKE) --no-print-directory _peer-cpp
 	@$(MAKE) --no-print-directory _peer-hf
 	@$(MAKE) --no-print-directory _peer-llamacpp
 	@echo "make peers: passed, $(elapsed) in all"
+
+_peer-cpp: $(VENV)/ready-test $(TINY)
+	KDTR_PEERS=1 $(PYTEST) -rsP tests/conformance/test_cpp_engine.py \
+	  tests/test_your_engine_guide.py $(ARGS)
+	@echo "cpp: passed, $(elapsed) in all"
+
+_peer-hf:
+	@$(MAKE) --no-print-directory VENV=.venv-hf _run-hf
+
+_run-hf: $(VENV)/ready-hf $(TINY)
+	$(HF_GATE) $(CORPUS)/*.kdtr $(TINY)
+	$(HF_GATE) --engine-option dtype=bfloat16 $(CORPUS)/*.kdtr $(TINY)
+	$(TEST_ADAPTERS)
+	@echo "hf: passed, $(elapsed) in all"
+
+_peer-llamacpp: export CMAKE_ARGS = $(LLAMA_CMAKE)
+_peer-llamacpp:
+	@$(MAKE) --no-print-directory VENV=.venv-llamacpp _run-llamacpp
+
+_run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
+	$(LLAMACPP_GATE) $(CORPUS)/*.kdtr $(TINY)
+	$(LLAMACPP_GATE) --engine-option cache=float16 $(CORPUS)/*.kdtr $(TINY)
+	$(TEST_ADAPTERS)
+	@echo "llamacpp: passed, $(elapsed) in all"
 
 test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
 	KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
@@ -115,24 +136,6 @@ mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and thei
 	  --families-out docs/mutant-families.md $(ARGS)
 	@echo "make mutants: the list is killed, what lives of the families is explained, $(elapsed) in all"
 
-_peer-hf:
-	@$(MAKE) --no-print-directory VENV=.venv-hf _run-hf
-
-_run-hf: $(VENV)/ready-hf $(TINY)
-	$(KDTR) gate --engine hf $(HF_CORPUS) $(TINY)
-	$(KDTR) gate --engine hf --engine-option dtype=bfloat16 $(HF_CORPUS) $(TINY)
-	$(TEST_ADAPTERS)
-	@echo "hf: passed, $(elapsed) in all"
-
-_peer-llamacpp: export CMAKE_ARGS = $(LLAMA_CMAKE)
-_peer-llamacpp:
-	@$(MAKE) --no-print-directory VENV=.venv-llamacpp _run-llamacpp
-
-_run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
-	$(KDTR) gate --engine llamacpp $(CORPUS)/*.kdtr $(TINY)
-	$(KDTR) gate --engine llamacpp --engine-option cache=float16 $(CORPUS)/*.kdtr $(TINY)
-	$(TEST_ADAPTERS)
-	@echo "llamacpp: passed, $(elapsed) in all"
 quick-corpus: $(VENV)/ready-runtime ## choose the cases of kdtr gate --quick anew: half an hour
 	$(KDTR) mutants $(CORPUS)/*.kdtr --quick-out conformance/quick_corpus.json $(ARGS)
 
@@ -161,7 +164,8 @@ $(TINY): $(TINY_SOURCES) | $(VENV)/ready-runtime
 	$(RECORD_TINY)
 
 # Set-up. A stamp $(VENV)/ready-X says that kdtr is installed, editable, with the extras of X. Stamps
-# and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh.
+# and $(VENV)/origin are written last: after an interrupted set-up the next one starts afresh. One
+# that another stamp of this run implied has nothing to do.
 # No pip upgrade: every Python from 3.11 on brings one that knows editable installs.
 STAMPS := $(addprefix $(VENV)/ready-,runtime test dev gpu hf llamacpp)
 CONSTRAINTS = $(if $(filter %-hf %-llamacpp,$(VENV)),constraints-peers.txt,constraints.txt)
@@ -196,6 +200,9 @@ FORCE:
 
 $(STAMPS): pyproject.toml $(CONSTRAINTS)
 	@$(origin_fits) $(find_python) \
+	if origin_fits && [ $@ -nt pyproject.toml ] && [ $@ -nt $(CONSTRAINTS) ]; then \
+	  exit 0; \
+	fi; \
 	start=$$(date +%s); \
 	if ! origin_fits; then \
 	  find_python || exit 1; \

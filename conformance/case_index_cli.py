@@ -16,5 +16,6 @@ def add_index_arguments(parser: argparse.ArgumentParser) -> None:
 def index_command(args: argparse.Namespace) -> int:
     """Write the index; returns the exit code."""
     rows = write_index(args.bundles, Path(args.out))
-    print(f"{rows} rows of {len(args.bundles)} bundles in {args.out}")
+    n = len(args.bundles)
+    print(f"{rows} rows of {n} bundle{'' if n == 1 else 's'} in {args.out}")
     return 0

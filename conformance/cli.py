@@ -278,6 +278,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
                 command=_command(),
                 xray=not (args.case or args.mode or args.until or args.quick),
                 expectations=expectations,
+                unblocked=drafted is not None,  # what they show needs entries too
             )
         known = option_names(args.engine)
     seconds = time.perf_counter() - start

@@ -66,6 +66,7 @@ def judge_command(
     result = judge_answers(
         engine, args.against, Selection(frozenset(args.case), until=args.until), progress
     )
+    result.part = "part of the answers" if args.case or args.until else "answers"
     again = [command, "judge", args.answers, "--against", args.against]
     for case in result.results:
         case.findings = [

@@ -105,7 +105,7 @@ def expected_lines(gate: GateResult, width: int) -> Iterator[str]:
 def _which(gate: GateResult) -> str:
     """What ran: a part of the gate is never called the gate."""
     if gate.quick is None:
-        return "gate"
+        return gate.part or "gate"
     ran = {(one.bundle, one.case) for one in gate.results}
     n, bundles = len(ran), len({bundle for bundle, _ in ran})
     return f"quick corpus ({n} of {gate.quick.of} cases, of {bundles} bundles; not the whole gate)"

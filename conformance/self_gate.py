@@ -75,7 +75,7 @@ def run_self(
     model = load_self(
         engine, request.source, vocab_size=request.vocab_size, max_len=request.max_len
     )
-    gate = GateResult()
+    gate = GateResult(part="gate --self")
     try:
         progress(NOISE)
         noise, result = _noise(model, request)

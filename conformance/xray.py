@@ -133,7 +133,9 @@ def run_xray(
             f"engine {info.name} does not offer {', '.join(lacking)}; "
             "an x-ray needs prefill, verify and commit"
         )
-    precision = Precision.of(info.profile) if dtype is None else Precision(dtype)
+    precision = Precision.of(info.profile)
+    if dtype is not None:
+        precision = Precision(dtype, precision.sums)
     result, told_once = XrayResult(), _ToldOnce()
     for model in xray_models() if models is None else models:
         progress(model.name)

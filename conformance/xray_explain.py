@@ -117,7 +117,7 @@ def _measured(evidence: Evidence, of: np.ndarray) -> Iterator[OtherOptics]:
 def wider_dtype(evidence: Evidence, of: np.ndarray) -> str | None:
     """The dtype whose rounding would explain what the declared one does not."""
     for dtype in ("float16", "bfloat16"):
-        precision = Precision(dtype)
+        precision = Precision(dtype, evidence.precision.sums)
         if precision.u > evidence.precision.u and evidence.explains(RULES, None, of, precision):
             return dtype
     return None

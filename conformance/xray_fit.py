@@ -8,6 +8,13 @@ roundoff u of what the engine stores, and scores up to S, an honest engine is of
               between are by powers of two
     3 u S     the rotated members of query and key are rounded once each, and |sin a cos b| +
               |cos a sin b| <= 1, so the score moves by 2 u S; stored, by u S more
+    S (e(q) + e(m)) / 2
+              the mean square of a norm is a sum of as many terms as the norm is wide, n = q for the
+              query (q_lora_rank, or hidden_size without one) and m = hidden_size for the key. Sums
+              are of the declared accumulation, in an order that no profile tells: in one run, the
+              longest, each of n roundings is uniform within w = its unit roundoff of a sum that
+              grows evenly, so the whole has a standard deviation of w sqrt(n) / 3, and e(n) is four
+              of them. All else that a norm multiplies is common to a lens, or normed once more
     4 S f p 2**-24   angles f p of float32 tables, for the fastest turn f and positions up to p,
               of query and key, each rounded twice
     S b / 512 after layer 0: the outputs of b lenses, at most 1/4 each, are in the stream; they
@@ -36,9 +43,10 @@ SMALLEST = {"float64": 1e-30, "float32": 1e-25, "bfloat16": 1e-25, "float16": 2.
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The widest rounding of what an engine stores."""
+    """The widest rounding of what an engine stores, and that of its sums."""
 
     dtype: str
+    sums: str = "float32"
 
     @classmethod
     def of(cls, profile: NumericProfile) -> Precision:
@@ -50,7 +58,10 @@ class Precision:
             profile.logits,
         )
         # Not below float32: what the optics predict is itself rounded, and so are angles.
-        return cls(max("float32", *stored, key=lambda dtype: UNIT_ROUNDOFF.get(dtype, 0.0)))
+        return cls(
+            max("float32", *stored, key=lambda dtype: UNIT_ROUNDOFF.get(dtype, 0.0)),
+            profile.accumulation,
+        )
 
     @property
     def u(self) -> float:
@@ -65,10 +76,12 @@ def log_bound(
     model: AttentionXray, lenses: Lenses, precision: Precision, highest: int
 ) -> np.ndarray:
     """The bound above for each lens, [lenses]; `highest`: the largest position."""
-    largest = lenses.largest
+    largest, config = lenses.largest, model.config
+    widths = (config.q_lora_rank or config.hidden_size, config.hidden_size)
+    norms = sum(4 / 3 * width**0.5 for width in widths) / 2 * UNIT_ROUNDOFF[precision.sums]
     angles = 4 * largest * lenses.fastest * highest * 2.0**-24
     later = np.where(lenses.layers > 0, largest * len(model.lenses) / 512, 0)
-    return precision.u * (14 + 3 * largest) + angles + later
+    return precision.u * (14 + 3 * largest) + largest * norms + angles + later
 
 
 def misfit(

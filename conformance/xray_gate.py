@@ -2,7 +2,7 @@
 
 Where a golden bundle has already named a stage at which the engine parts from the truth, the
 x-ray models would show the same fault in other words: they are blocked, so that one fault gives
-one finding. Where only logits were wrong, or nothing was, they are read.
+one finding. Where only logits were wrong, or nothing was, or what was is excused, they are read.
 """
 
 from __future__ import annotations

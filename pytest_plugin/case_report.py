@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from kdtr.conformance.finding import CaseResult, Verdict
 
+CLOSE = "close"  # the mode of what closing a model did
+_CLOSED = "kdtr_close_expected_by"
 NOT_ASKED = "not asked"  # the one word that is no verdict of the gate
 Properties = list[tuple[str, object]]
 
@@ -50,6 +52,20 @@ def result_of(told: Iterable[tuple[str, object]]) -> CaseResult | None:
         expected=set(found["kdtr_expected_by"].split()),
         counted=bool(int(found["kdtr_counted"])),
     )
+
+
+def excused_close(result: CaseResult) -> tuple[str, object]:
+    """What closing a bundle's model did wrong and may, as a property of the last item's end."""
+    return (_CLOSED, " ".join(sorted(result.expected)))
+
+
+def closed(bundle: str, told: Iterable[tuple[str, object]]) -> CaseResult | None:
+    """The result again, without its findings."""
+    found = {name: str(value) for name, value in told}
+    if _CLOSED not in found:
+        return None
+    expected = set(found[_CLOSED].split())
+    return CaseResult(bundle, "all", CLOSE, Verdict.EXCUSED, expected=expected)
 
 
 def is_ours(told: Iterable[tuple[str, object]]) -> bool:

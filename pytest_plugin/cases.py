@@ -27,7 +27,7 @@ from kdtr.conformance.xray import xray_models
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import KdtrError
 from kdtr.pytest_plugin.bench import Bench
-from kdtr.pytest_plugin.case_report import NOT_ASKED, properties
+from kdtr.pytest_plugin.case_report import NOT_ASKED, excused_close, properties
 from kdtr.pytest_plugin.run_summary import RunSummary
 
 
@@ -128,6 +128,7 @@ class BundleNode(pytest.Collector):
         self.cases = cases
         self.questions: list[Question] = []
         self.asked: list[Question] = []  # in this run, in the gate's order
+        self.last: CaseItem | None = None  # that ran
         self._bundle: GoldenBundle | None = None
 
     def collect(self) -> Iterator[CaseItem]:
@@ -153,6 +154,8 @@ class BundleNode(pytest.Collector):
         result = self.cases.bench.close(self._bundle)
         if result is not None and result.verdict.is_bad:
             pytest.fail(self.cases.bench.text(result, result.findings), pytrace=False)
+        if result is not None and self.last is not None:  # it is excused, and has no item
+            self.last.user_properties.append(excused_close(result))
 
 
 class XrayNode(pytest.Collector):
@@ -181,6 +184,8 @@ class CaseItem(pytest.Item):
 
     def runtest(self) -> None:
         assert isinstance(self.parent, BundleNode | XrayNode)
+        if isinstance(self.parent, BundleNode):
+            self.parent.last = self
         bench = self._cases.bench
         refused = _refused(bench)
         if refused:

@@ -15,10 +15,10 @@ from kdtr.conformance.drive import MODE
 from kdtr.conformance.expectations import Expectations
 from kdtr.conformance.expectations_outcome import unmet
 from kdtr.conformance.finding import CaseResult, Verdict
-from kdtr.conformance.gate import GateResult
+from kdtr.conformance.gate import PART, GateResult
 from kdtr.conformance.report import closing_line, expected_lines
 from kdtr.conformance.xray_gate import XRAY
-from kdtr.pytest_plugin.case_report import is_ours, result_of
+from kdtr.pytest_plugin.case_report import CLOSE, closed, is_ours, result_of
 
 _OUTPUT = "kdtr_cases"  # what a worker of pytest-xdist gives back
 
@@ -54,9 +54,13 @@ class RunSummary:
             self._seen.add(report.nodeid)
             if result is not None:
                 self._add(result)
-        elif report.when == "teardown" and report.failed:
+        elif report.when == "teardown":
             bundle = report.nodeid.partition("::")[0]
-            self._add(CaseResult(bundle, "all", "close", Verdict.ERROR))
+            end = closed(bundle, report.user_properties)
+            if report.failed:
+                end = CaseResult(bundle, "all", CLOSE, Verdict.ERROR)
+            if end is not None:
+                self._add(end)
 
     def _take_crash(self, report: pytest.TestReport) -> None:
         """A case that ended its worker, or the engine's factory: it left no verdict."""
@@ -103,6 +107,7 @@ class RunSummary:
     def _gate(self) -> GateResult:
         gate = GateResult(sorted(self._results.values(), key=self._place))
         whole = not self._is_part and len(self._seen) == self._n_selected
+        gate.part = "" if whole else PART
         if self._expectations is not None:
             gate.expectations = self._expectations
             gate.unmet = unmet(

@@ -113,6 +113,14 @@ def test_set_up_installs_once_with_the_pinned_versions(checkout):
     assert [] == checkout.called()
 
 
+def test_what_a_set_up_implies_is_not_installed_again_in_the_same_run(checkout):
+    checkout.offer("python3", "fits 3.12.0")
+
+    assert 0 == checkout.make("setup", ".venv/ready-test", ".venv/ready-runtime").returncode
+
+    assert ["venv", "pip"] == checkout.called()
+
+
 def test_the_gate_installs_no_extra(checkout):
     checkout.offer("python3", "fits 3.12.0")
 

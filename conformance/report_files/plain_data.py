@@ -122,6 +122,7 @@ def verdict_data(run: Run) -> Data:
     return {
         "passed": run.passed,
         "quick": run.gate.quick is not None,
+        "part": run.gate.part,
         "counts": run.counts(),
         "why_failed": run.why_failed(),
     }

@@ -147,7 +147,9 @@ class Run:
     @property
     def name(self) -> str:
         """What ran: a part of the gate is never called the gate."""
-        return "kdtr gate" if self.gate.quick is None else "quick corpus, not the whole gate,"
+        if self.gate.quick is not None:
+            return "quick corpus, not the whole gate,"
+        return self.gate.part or "kdtr gate"
 
     def counts(self) -> dict[str, int]:
         """How many results have which verdict, in the order in which verdicts weigh."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, GoldenBundle, Selection, Verdict, load_engine, run_gate
+from kdtr.conformance.expectations_file import read_expectations
 from kdtr.contract import DraftTree, EngineInfo, SessionError, UnsupportedError
 from kdtr.kdtr_format import export_checkpoint
 
@@ -97,6 +98,27 @@ def test_islands_of_float32_that_are_not_declared_fail() -> None:
 
     (finding,) = (one for one in result.findings if one.verdict is Verdict.FAIL)
     assert ("q_nope", "layer 0") == (finding.stage, finding.where[:7])
+
+
+def test_files_that_are_damaged_are_refused_and_the_others_compute_the_same() -> None:
+    """transformers itself gives a tensor that is not there random numbers, and a warning."""
+    result = gate("all-moe.kdtr", "files")
+
+    (files,) = result.results
+    assert (Verdict.PASS, []) == (files.verdict, files.findings)
+    assert not files.unshown
+
+
+def test_what_it_does_otherwise_is_what_its_expectations_say() -> None:
+    expected = read_expectations(ROOT / "adapters/hf-expectations.toml")
+    bundles = [CORPUS / f"{name}.kdtr" for name in ("expert-ties", "half-split", "softmax")]
+
+    result = run_gate(load_engine("hf"), bundles, engine_name="hf", expectations=expected)
+
+    assert result.passed, result.unmet
+    assert {"equal-router-scores", "other-models"} == {
+        name for one in result.results for name in one.expected
+    }
 
 
 def test_equal_router_scores_go_to_other_experts_than_the_lowest_ids() -> None:

@@ -58,6 +58,14 @@ def test_what_gguf_cannot_say_passes_as_a_model_that_computes_the_same(name: str
     assert {Verdict.PASS, Verdict.UNSUPPORTED} == {one.verdict for one in result.results}
 
 
+def test_files_that_are_damaged_are_refused_and_the_others_compute_the_same() -> None:
+    result = gate("all-moe.kdtr", "files")
+
+    (files,) = result.results
+    assert (Verdict.PASS, []) == (files.verdict, files.findings)
+    assert not files.unshown
+
+
 def test_equal_router_scores_go_to_the_lowest_ids() -> None:
     result = gate("expert-ties.kdtr", "ar")
 
@@ -85,7 +93,8 @@ def test_float16_that_is_declared_as_float32_fails(options: dict[str, Any]) -> N
     result = gate("base.kdtr", "trees", engine=DeclaringFloat32(honest))
 
     assert not result.passed
-    assert Verdict.FAIL in {finding.verdict for finding in result.findings}
+    first = next(finding for finding in result.findings if finding.verdict is Verdict.FAIL)
+    assert any("would fit a rounding to" in hint.says for hint in first.looks_like), first
 
 
 def session(max_len: int = 32) -> Any:

@@ -192,8 +192,9 @@ def test_the_table_reads_back_as_the_rows(
 
 
 def test_the_schema_is_the_declared_one(kdtr: Kdtr, small: Path, tmp_path: Path) -> None:
-    kdtr("index", small, "--out", tmp_path / "i")
+    run = kdtr("index", small, "--out", tmp_path / "i")
 
+    assert f" rows of 1 bundle in {tmp_path / 'i'}\n" in run.out
     schema = pq.read_schema(tmp_path / "i")
 
     assert [c.name for c in COLUMNS] == schema.names

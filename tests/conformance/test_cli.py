@@ -182,8 +182,9 @@ def test_an_engine_of_the_current_directory_and_the_line_that_shows_its_fault_ag
     """From a shell whose PATH does not lead to kdtr, as after `.venv/bin/kdtr gate`."""
     (tmp_path / "my_engine.py").write_text(MINE)
     shutil.copy(small, tmp_path / "small.kdtr")
-    command = [str(Path(sys.executable).with_name("kdtr")), "gate", "small.kdtr", "--engine"]
-    environment = {"PATH": "/usr/bin:/bin"}
+    kdtr = str(Path(sys.executable).with_name("kdtr"))
+    command = [kdtr, "gate", "small.kdtr", "--case", "y", "--engine"]
+    environment = {"PATH": "/usr/bin:/bin", "OPENBLAS_NUM_THREADS": "1"}
 
     def shown(words: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -61,7 +61,8 @@ def plain(copied: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def sanitized(copied: Callable[[], Path]) -> Path:
-    return compiled(copied(), "SANITIZE=1", "CXXFLAGS=-O1")
+    """-Og: as fast as -O1 here, and compiled in 22 s instead of 56 s."""
+    return compiled(copied(), "SANITIZE=1", "CXXFLAGS=-Og")
 
 
 def gate(program: Path, *bundles: Path, xray: bool = False, **options: object) -> GateResult:
@@ -116,7 +117,7 @@ def test_the_judge_is_green_over_files(
     judged = kdtr("judge", answers(plain, small, tmp_path, kdtr), "--against", small)
 
     assert 0 == judged.code, judged.out
-    assert "gate passed: 4 pass" in judged.out
+    assert "answers passed: 4 pass" in judged.out
     assert "not shown" not in judged.out
 
 
@@ -222,7 +223,7 @@ def tokens_of(path: Path, case: str, n_rounds: int) -> list[int]:
 
 @whole
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_named(name: str, copied: Callable[[], Path], tiny: Path) -> None:
+def test_a_planted_fault_is_named(name: str, copied: Callable[[], Path]) -> None:
     fault, source = FAULTS[name], copied()
     text = (source / fault.file).read_text()
     assert 1 == text.count(fault.line)
@@ -231,7 +232,7 @@ def test_a_planted_fault_is_named(name: str, copied: Callable[[], Path], tiny: P
 
     engine = load_engine(f"stdio:{program}")
     result = run_gate(
-        engine, [tiny], engine_name="e", selection=Selection(modes=frozenset({"stepwise", "round"}))
+        engine, [TINY], engine_name="e", selection=Selection(modes=frozenset({"stepwise", "round"}))
     )
     engine.close()  # type: ignore[attr-defined]  # of process engines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from kdtr.conformance import GateResult, Verdict
+from kdtr.conformance import GateResult, Selection, Verdict, run_gate, xray_gate
+from kdtr.conformance import gate as gate_module
 from kdtr.conformance.expectations import Entry, Expectations, Kind, MustPass
 from kdtr.conformance.expectations_outcome import excused_lines
 from kdtr.conformance.finding import CaseResult, Finding, Place
+from kdtr.contract import Engine
 
 TODAY = date(2026, 11, 30)
 SUMMARY = {Verdict.FAIL: "1 of 4 differ", Verdict.ERROR: "the engine raised OSError: gone"}
@@ -153,6 +155,39 @@ def test_an_x_ray_model_that_shows_what_an_earlier_one_told_is_excused_with_it()
             result(Verdict.FAIL, "k2", "x-ray", bundle="x-ray", stages=()),
         ]
     ).passed
+
+
+def test_what_is_excused_does_not_keep_the_x_ray_models_from_being_read(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything where a draft is to name what they show."""
+    import planted_faults
+
+    earlier: list[list[Finding]] = []
+
+    def noted(engine: Engine, findings: Iterable[Finding], **_: Any) -> list[CaseResult]:
+        earlier.append([finding for finding in findings if finding.verdict.is_bad])
+        return [result(mode="x-ray", bundle="x-ray")]
+
+    monkeypatch.setattr(gate_module, "xray_results", noted)
+
+    def run(*entries: Entry, **how: Any) -> GateResult:
+        return run_gate(
+            planted_faults.make_engine("position_by_index"),
+            [small],
+            engine_name="e",
+            selection=Selection(cases=frozenset({"y"})),
+            xray=True,
+            expectations=Expectations("f", TODAY, entries),
+            **how,
+        )
+
+    assert not run().passed
+    assert run(entry(mode="*")).passed
+    run(unblocked=True)
+
+    assert earlier[0]
+    assert [[], []] == earlier[1:]
 
 
 # Entries that do not hold
@@ -328,6 +363,7 @@ def test_a_bundle_that_is_not_the_corpus_s_fails(listed: Callable[..., dict[str,
 # The command
 
 
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_the_gate_excuses_and_says_so(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -354,6 +390,7 @@ def test_the_gate_excuses_and_says_so(
     assert "gate passed: " in run.out
 
 
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_the_gate_fails_for_a_stale_entry(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -389,6 +426,14 @@ def test_the_file_belongs_to_golden_bundles(kdtr: Callable[..., SimpleNamespace]
     assert "--expectations belongs to golden bundles; leave it out with --self" in run.err
 
 
+@pytest.fixture
+def one_x_ray_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for all: it shows positions, and which rows are read."""
+    one = [model for model in xray_gate.xray_models() if model.name == "attention"]
+    monkeypatch.setattr(xray_gate, "xray_models", lambda: one)
+
+
+@pytest.mark.usefixtures("one_x_ray_model")
 def test_a_draft_excuses_all_once_its_reasons_are_given(
     kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
 ) -> None:
@@ -405,6 +450,7 @@ def test_a_draft_excuses_all_once_its_reasons_are_given(
 
     assert 1 == drafted.code
     assert "cache_k_pe" in text
+    assert 'bundle = ["x-ray"]' in text
     assert 2 == unfinished.code
     assert "reason = ''; say why this is taken as it is" in unfinished.err
     assert 0 == finished.code, finished.out

@@ -480,7 +480,8 @@ def test_the_commands(
 
     assert (0, f"{questions}: 4 cases, 9 points\n") == (wrote.code, wrote.out)
     assert (0, 1, 0, 2, 2) == (passed.code, failed.code, again.code, missing.code, swapped.code)
-    assert "gate passed: 4 pass" in passed.out
+    assert "\npart of the answers passed: " in again.out
+    assert "\nanswers passed: 4 pass" in passed.out
     line = f"kdtr judge {tmp_path / 'answers.kdtr'} --against {small} --case y --until round0"
     assert line in failed.out
     assert "none.kdtr: no such file; expected what the engine wrote" in missing.err

@@ -240,7 +240,9 @@ def test_a_line_that_reproduces(source: str, capsys: pytest.CaptureFixture[str])
     code = main(["gate", "--self", "--engine", "host", "--model", source, "--case", "root-alone"])
 
     assert 0 == code
-    assert "root-alone" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "root-alone" in out
+    assert "\ngate --self passed: " in out
 
 
 @pytest.mark.parametrize(

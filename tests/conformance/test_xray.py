@@ -78,6 +78,22 @@ def test_the_reference_reads_clean(arithmetic: str) -> None:
     assert result.passed
 
 
+def test_norms_that_sum_in_one_run_are_honest_at_the_widths_of_kimi_k2() -> None:
+    engine = load_engine("host")
+
+    def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        squares = np.add.accumulate(x * x, axis=-1, dtype=np.float32)[..., -1:]  # one by one
+        return x / np.sqrt(squares / np.float32(x.shape[-1]) + np.float32(eps)) * weight
+
+    engine.kernels.rms_norm = rms_norm  # type: ignore[attr-defined]  # of the host engine
+
+    result = xray(engine, "k2")
+
+    assert [] == sentences(result)
+    assert result.models[0].headroom is not None
+    assert 0.1 < result.models[0].headroom < 0.5
+
+
 # Faults
 
 NAMED = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -22,34 +24,26 @@ def corpus() -> Path:
 
 
 @pytest.fixture
-def author(tmp_path: Path) -> Callable[..., SimpleNamespace]:
-    """author("--kdtr-engine", ...): exit code, output, and verdicts by the JUnit file."""
+def author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+    """author("--kdtr-engine", ...): exit code, output, and verdicts by the JUnit file.
+
+    In this process where xdist is switched off (to start another and to import NumPy takes longer
+    than most of these runs), and in one of its own with apart=True or with workers.
+    """
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
 
-    def author(*words: object) -> SimpleNamespace:
+    def author(*words: object, apart: bool = False) -> SimpleNamespace:
         junit = tmp_path / "junit.xml"
         junit.unlink(missing_ok=True)
-        command = [str(Path(sys.executable).with_name("pytest")), f"--junitxml={junit}"]
-        command += [
-            "-p",
-            "no:hypothesispytest",
-            "-p",
-            "no:benchmark",
-        ]  # slow to load, not asked for
-        path = os.pathsep.join(filter(None, [str(ENGINES), os.environ.get("PYTHONPATH", "")]))
-        run = subprocess.run(
-            [*command, *map(str, words)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # The last two are slow to load, and not asked for.
+        common = [f"--junitxml={junit}", "-p", "no:hypothesispytest", "-p", "no:benchmark"]
+        run = _here if "no:xdist" in words and not apart else _apart
+        code, out, err = run([*common, *map(str, words)], tmp_path, monkeypatch)
         told = _told(junit) if junit.is_file() else []
         return SimpleNamespace(
-            code=run.returncode,
-            out=run.stdout,
-            err=run.stderr,
+            code=code,
+            out=out,
+            err=err,
             cases=told,
             verdicts={
                 (one["kdtr_bundle"], one["kdtr_case"], one["kdtr_mode"]): one["kdtr_verdict"]
@@ -59,6 +53,36 @@ def author(tmp_path: Path) -> Callable[..., SimpleNamespace]:
         )
 
     return author
+
+
+def _apart(words: list[str], folder: Path, _: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    path = os.pathsep.join(filter(None, [str(ENGINES), os.environ.get("PYTHONPATH", "")]))
+    more = {"PYTHONPATH": path, "PYTEST_ADDOPTS": "", "OPENBLAS_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [str(Path(sys.executable).with_name("pytest")), *words],
+        cwd=folder,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+def _here(words: list[str], folder: Path, patch: pytest.MonkeyPatch) -> tuple[int, str, str]:
+    """A pytest in pytest; what it imports from the folder is forgotten behind it."""
+    out, err, modules = io.StringIO(), io.StringIO(), {*sys.modules}
+    with patch.context() as here, redirect_stdout(out), redirect_stderr(err):
+        here.chdir(folder)
+        here.syspath_prepend(ENGINES)
+        for name, value in (("PYTEST_ADDOPTS", ""), ("COLUMNS", "80")):
+            here.setenv(name, value)
+        # The process has one handler of crashes, which the outer pytest holds.
+        code = pytest.main(["-p", "no:faulthandler", *words])
+    for name in {*sys.modules} - modules:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    return int(code), out.getvalue(), err.getvalue()
 
 
 def _told(junit: Path) -> list[dict[str, str]]:

@@ -67,7 +67,7 @@ def test_the_laws_plugin_without_this_one_is_silent(author: Author, tmp_path: Pa
     ],
 )
 def test_options_that_do_not_fit_are_refused(author: Author, words: list[str], told: str) -> None:
-    run = author(*words)
+    run = author(*words, "-p", "no:xdist")
 
     assert 4 == run.code, run.out
     assert told in run.err
@@ -108,7 +108,7 @@ def expecting(author: Author, corpus: Path, tmp_path: Path) -> Callable[..., Sim
     return expecting
 
 
-@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "2")], ids=str)
+@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "1")], ids=str)
 def test_what_is_expected_is_an_xfail_with_its_reason(
     expecting: Callable[..., SimpleNamespace], spread: tuple[str, ...]
 ) -> None:
@@ -125,7 +125,7 @@ def test_what_is_expected_is_an_xfail_with_its_reason(
     assert "expected by expect.toml:" in run.out
 
 
-@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "2")], ids=str)
+@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "1")], ids=str)
 def test_a_stale_entry_fails_a_whole_run_at_its_end(
     expecting: Callable[..., SimpleNamespace], spread: tuple[str, ...]
 ) -> None:
@@ -153,6 +153,26 @@ def test_runxfail_shows_what_is_excused(expecting: Callable[..., SimpleNamespace
 
     assert 1 == run.code
     assert "FAILED half-split.kdtr::trees[stepwise]" in run.out
+
+
+@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "1")], ids=str)
+def test_what_closing_does_wrong_is_excused_as_in_the_gate(
+    author: Author, corpus: Path, tmp_path: Path, spread: tuple[str, ...]
+) -> None:
+    (tmp_path / "expect.toml").write_text(
+        'kdtr_expectations = 1\n[[expect]]\nid = "lost"\nkind = "raises"\nmode = "close"\n'
+        'reason = "the driver is older"\n'
+    )
+
+    run = author(
+        *("--kdtr-engine", "plugged_engines:make_unclosable"),
+        *(f"--kdtr-corpus={corpus / 'half-split.kdtr'}", "--kdtr-expectations=expect.toml"),
+        *("-k", "ar and decode", *spread),
+    )
+
+    assert 0 == run.code, run.out
+    assert "lost      raises in half-split.kdtr: all / close: the driver is older" in run.out
+    assert "part of the gate passed: 1 pass, 1 excused; " in run.out
 
 
 def test_what_is_excused_blocks_as_it_does_in_the_gate(

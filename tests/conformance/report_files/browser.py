@@ -138,6 +138,8 @@ class Browser:
 
 
 def _take(page: str, first: str, last: str, picture: str) -> None:
+    if not Path(page).is_file():
+        sys.exit(f"no page {page}; write it first: kdtr gate ... --html {page}")
     path = chromium()
     if path is None:
         sys.exit(f"no browser: none of {', '.join(NAMES)} is installed")
@@ -149,4 +151,6 @@ def _take(page: str, first: str, last: str, picture: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit("usage: browser.py PAGE.html FIRST LAST PICTURE.png")
     _take(*sys.argv[1:])

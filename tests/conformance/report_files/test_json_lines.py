@@ -29,7 +29,7 @@ def test_there_is_a_line_for_each_case_finding_comparison_and_fault(run: Run) ->
         "run": 1, "engine": 1, "fault": 3, "case": 6, "finding": 3, "comparison": 3, "verdict": 1,
     } == Counter(line["kind"] for line in found)  # fmt: skip
     assert ("run", SCHEMA) == (found[0]["kind"], found[0]["schema"])
-    assert {"kind": "verdict", "passed": False, "quick": False, "why_failed": []} == {
+    assert {"kind": "verdict", "passed": False, "quick": False, "part": "", "why_failed": []} == {
         name: value for name, value in found[-1].items() if name != "counts"
     }
 

@@ -107,3 +107,14 @@ def test_pictures_are_there_and_small() -> None:
         assert len(alternative) > 20  # for who cannot see it
         assert (DOCS / path).stat().st_size < 300_000
         assert (DOCS / path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_a_page_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("browser.py")), "no.html", "a", "b"]
+
+    done = subprocess.run(
+        [*command, "p.png"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert 1 == done.returncode
+    assert "no page no.html; write it first: kdtr gate ... --html no.html\n" == done.stderr
