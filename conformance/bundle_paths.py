@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from kdtr.contract import BundleError
+from kdtr.contract import BundleError, CaseError
 
 BUILT_IN = "built-in"  # the word for the corpus that kdtr brings along
 _SUFFIX = ".kdtr"
@@ -34,3 +35,15 @@ def bundle_paths(words: Iterable[str]) -> list[str]:
             )
         paths += found
     return paths
+
+
+def by_name(paths: Iterable[str | os.PathLike[str]]) -> dict[str, Path]:
+    """The files by their names, without folders. Raises CaseError where two have one name."""
+    given: dict[str, Path] = {}
+    for path in map(Path, paths):
+        if given.setdefault(path.name, path) != path:
+            raise CaseError(
+                f"{given[path.name]} and {path} have one name, by which cases are known here; give "
+                "one of them"
+            )
+    return given

@@ -57,7 +57,7 @@ _BASE = ModelConfig(
     max_position_embeddings=600,
     rope_theta=3000.0,
 )
-# Counts too are all different: a loop over the wrong one ends elsewhere.
+# Counts too differ from one another: a loop over the wrong one ends elsewhere.
 _UNLIKE = ModelConfig(
     vocab_size=67,
     hidden_size=41,

@@ -132,12 +132,12 @@ class _Search:
     def _clear_accepted(self, template: Template, prompt: list[int]) -> int:
         """How many of the rows to be accepted decide clearly, before the first that does not.
 
-        None where other tokens follow than the template wants.
+        0 where other tokens follow than the template wants.
         """
         if not self._is_followed_as_wanted(template, prompt):
             return 0
         session = self.truth.open(max_len=self.slots)
-        shadows = [Shadow(model, self.slots) for model in self.emulated[-1:]]  # the coarsest
+        shadows = [Shadow(model, self.slots) for model in self.emulated]
         if template.is_root:
             (root,) = prompt
             session.set_root(root)

@@ -13,8 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
 
+from kdtr.conformance.bundle_paths import by_name
 from kdtr.contract import CaseError
 
 FILE = "quick_corpus.json"
@@ -66,13 +66,7 @@ class QuickCorpus:
 
     def of_bundles(self, bundles: Sequence[str | os.PathLike[str]]) -> QuickCorpus:
         """The cases of these files. Raises CaseError where none is, or a file is another one."""
-        given: dict[str, Path] = {}
-        for path in map(Path, bundles):
-            if given.setdefault(path.name, path) != path:
-                raise CaseError(
-                    f"{given[path.name]} and {path} have one name, by which the quick corpus knows "
-                    "its bundles; give one of them"
-                )
+        given = by_name(bundles)
         for name, file in given.items():
             wanted = self.sums.get(name)
             if wanted is None:

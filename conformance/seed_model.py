@@ -2,8 +2,8 @@
 
 Every weight is code * 2**-k with an integer code, of 4 bits where no model says otherwise: -7..7,
 exact in float32, bfloat16 and float16, and in int4 with a power-of-two scale. Engines of any
-precision start from the same numbers. Codes of 8 bits, which bfloat16 just holds, show an engine
-that keeps weights in fewer.
+precision start from the same numbers. Codes of 8 bits, sign included, show an engine that keeps
+weights in float8 or int4.
 """
 
 from __future__ import annotations

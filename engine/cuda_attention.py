@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from kdtr.engine import cuda_hopper
@@ -310,7 +310,7 @@ _MERGE_US = 1.5
 _PARTIAL_US_PER_MB = 0.7  # of partial results, written and read
 
 
-@cache
+@lru_cache(maxsize=1024)  # asked for every launch; a session asks of few sizes
 def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
     """At most so many blocks share the tiles: one on each SM, or two, whichever is the faster."""
     block_rows, row_blocks, light_rows = row_blocks_of(n_rows)

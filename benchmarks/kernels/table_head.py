@@ -17,8 +17,7 @@ def measured_by(script: str) -> Iterator[str]:
     commit = output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     where = card.splitlines()[0].replace(", ", ", driver ") if card else "card unknown"
     yield f"{where}. {versions()}."
-    at = f", commit {commit}" if commit else ""
-    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC{at}. Command:"
+    yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit or 'unknown'}. Command:"
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     yield f"`{' '.join([f'python benchmarks/kernels/{script}', *words])}`."
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
+from kdtr.conformance.bundle_paths import by_name
 from kdtr.conformance.file_script import FILES, first_small
 from kdtr.conformance.judge_bundle import questions
 from kdtr.conformance.noise_floor import CaseNoise, NoiseFloor
 from kdtr.conformance.smoke import is_chain, smoke_first
 from kdtr.conformance.state_script import CASE, suits
-from kdtr.contract import CaseError, NumericProfile
+from kdtr.contract import NumericProfile
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,14 +44,8 @@ class Docket:
     """
 
     def __init__(self, bundles: Sequence[str | os.PathLike[str]]) -> None:
-        self.bundles: dict[str, GoldenBundle] = {}
-        for bundle in map(GoldenBundle.open, bundles):
-            other = self.bundles.setdefault(bundle.path.stem, bundle)
-            if other is not bundle:
-                raise CaseError(
-                    f"{other.path} and {bundle.path} have one name, by which cases are known here; "
-                    "give one of them"
-                )
+        paths = by_name(bundles).values()
+        self.bundles = {path.stem: GoldenBundle.open(path) for path in paths}
         self._floors: dict[tuple[str, NumericProfile], NoiseFloor] = {}
         self._noise: dict[tuple[Entry, NumericProfile], CaseNoise] = {}
         self._cases = {

@@ -32,6 +32,12 @@ class EngineRun:
         self._models: dict[str, Any] = {}
         self._found: dict[Entry, Finding | None] = {}
 
+    def close(self) -> None:
+        """Let go of the models."""
+        for model in self._models.values():
+            model.close()
+        self._models.clear()
+
     def first(self, entries: Iterable[Entry]) -> tuple[int, Finding | None]:
         """How many entries were judged, up to the first with a finding; and that."""
         judged = 0

@@ -76,4 +76,6 @@ def _try(number: str, engine: str, kind: str) -> tuple[Trial, Tiers | None]:
     if kind == LOGITS_ONLY:
         return by_logits_alone(docket, mutant, made), None
     run = EngineRun(docket, made)
-    return shown_whole(docket, mutant, run), tiers(docket, _QUICK, run) if _QUICK else None
+    found = shown_whole(docket, mutant, run), tiers(docket, _QUICK, run) if _QUICK else None
+    run.close()
+    return found

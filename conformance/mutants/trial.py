@@ -66,7 +66,9 @@ def shown_whole(docket: Docket, mutant: Mutant, run: EngineRun) -> Trial:
 def by_logits_alone(docket: Docket, mutant: Mutant, engine: Any) -> Trial:
     """Named is the rule, by the best explanation or by the x-ray set."""
     hidden = LogitsOnly(engine)
-    judged, finding = EngineRun(docket, hidden).first(_small_models_first(docket))
+    run = EngineRun(docket, hidden)
+    judged, finding = run.first(_small_models_first(docket))
+    run.close()
     trial = _trial(judged, finding, mutant, by_stage=False)
     if trial.named:
         return trial

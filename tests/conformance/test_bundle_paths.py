@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from kdtr.conformance.bundle_paths import bundle_paths
-from kdtr.contract import BundleError
+from kdtr.conformance.bundle_paths import bundle_paths, by_name
+from kdtr.contract import BundleError, CaseError
 
 
 def test_a_file_is_taken_as_it_is_and_a_folder_by_name(tmp_path: Path) -> None:
@@ -41,3 +42,15 @@ def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
         f"{tmp_path} holds no *.kdtr; expected golden bundles, as `kdtr golden` writes them, or "
         "the word built-in for those that kdtr brings along"
     )
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    here, there = tmp_path / "a" / "x.kdtr", tmp_path / "b" / "x.kdtr"
+
+    assert {"x.kdtr": here} == by_name([here, str(here)])
+    with pytest.raises(
+        CaseError,
+        match=rf"^{re.escape(str(here))} and {re.escape(str(there))} have one name, by which cases "
+        "are known here; give one of them$",
+    ):
+        by_name([here, there])

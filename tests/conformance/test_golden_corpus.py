@@ -105,17 +105,12 @@ def test_every_rule_that_is_cited_exists(name: str) -> None:
         assert set(entry["rules"]) <= set(rules()), alias
 
 
-@pytest.mark.parametrize("name", FIRM)
-def test_no_decision_is_thin_outside_the_thin_models(name: str) -> None:
-    nothing = {"float32": 0, "bfloat16": 0}
+@pytest.mark.parametrize("name", MODELS)
+def test_decisions_are_thin_in_the_precisions_that_the_model_says_and_no_other(name: str) -> None:
+    meant = set(MODELS[name].thin)
 
-    assert dict.fromkeys(entries(name), nothing) == {a: e["thin"] for a, e in entries(name).items()}
-
-
-@pytest.mark.parametrize("name", ["token-ties", "expert-ties"])
-def test_every_case_of_a_thin_model_is_thin(name: str) -> None:
     for alias, entry in entries(name).items():
-        assert min(entry["thin"].values()) > 0, alias
+        assert meant == {precision for precision, n in entry["thin"].items() if n > 0}, alias
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -30,27 +30,27 @@ def docket(corpus: Path) -> Iterator[Docket]:
 def test_the_gate_s_order_is_plain_decoding_chains_trees_and_the_scripts(docket: Docket) -> None:
     names = [one.case for one in docket.in_gate_order]
 
-    assert ["ar", "chain"] == names[:2]
+    assert ["stages", "ar", "chain"] == names[:3]
     assert ["state", "files"] == names[-2:]
-    assert [True, True, False] == [docket.is_smoke(one) for one in docket.in_gate_order[:3]]
+    assert [True, True, True, False] == [docket.is_smoke(one) for one in docket.in_gate_order[:4]]
 
 
 def test_small_cases_come_first(docket: Docket) -> None:
-    assert Entry("base", "one-token") == docket.entries[0]
+    assert {Entry("base", "one-token"), Entry("base", "stages")} == {*docket.entries[:2]}
     assert Entry("base", "long") == docket.entries[-1]
 
 
 def test_a_mutant_of_every_tree_is_killed_by_smoke(docket: Docket) -> None:
     found = tiers(docket, QUICK, EngineRun(docket, make_engine("M044")))
 
-    assert Tiers("base/ar", "", "base/ar", ("base/trees", "base/ar"), 3) == found
+    assert Tiers("base/stages", "", "base/stages", ("base/trees", "base/ar"), 3) == found
 
 
 def test_a_mutant_of_branches_passes_smoke(docket: Docket) -> None:
     found = tiers(docket, QUICK, EngineRun(docket, make_engine("M031")))
 
     assert ("", ("base/trees",)) == (found.smoke, found.quick)
-    assert found.corpus not in ("", "base/ar", "base/chain")
+    assert found.corpus not in ("", "base/stages", "base/ar", "base/chain")
 
 
 def test_an_honest_engine_passes_every_tier(docket: Docket) -> None:
