@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,9 @@ VISIBLE = [model for model in xray_models() if model.name == "visible"]
 
 @pytest.fixture(scope="module")
 def dockets(corpus: Path) -> Iterator[dict[str, Docket]]:
-    with Docket([corpus / "all-moe.kdtr"]) as all_moe, Docket([corpus / "base.kdtr"]) as base:
-        yield {"all-moe": all_moe, "base": base}
+    names = ("all-moe", "base", "negative-bias")
+    with ExitStack() as stack:
+        yield {n: stack.enter_context(Docket([corpus / f"{n}.kdtr"])) for n in names}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def test_rows_that_nobody_asked_for_are_padding(dockets: dict[str, Docket]) -> N
     mutant, engine = MUTANTS["M072"], make_engine("M072")
 
     crowded = by_logits_alone(dockets["all-moe"], mutant, engine)
-    roomy = by_logits_alone(dockets["base"], mutant, engine)
+    roomy = by_logits_alone(dockets["negative-bias"], mutant, engine)
 
     assert (("SLOT-3", "PAD-1"), True) == (crowded.rules, crowded.named)
     assert "verify of 4 rows at committed_len 4 needs 8 slots" in crowded.says

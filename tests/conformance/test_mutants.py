@@ -135,12 +135,12 @@ def test_an_honest_engine_lives(docket: Docket) -> None:
     ("number", "where"),
     [
         ("M001", "base: chain / stepwise / round0"),
-        ("M010", "base: ar / stepwise / round0"),
+        ("M010", "base: stages / stepwise / round0"),
         ("M024", "base: state / script / verify of a token outside the vocabulary"),
         ("M042", "base: chain / stepwise / round0"),
         ("M047", "base: chain / stepwise / round2"),
         ("M060", "base: limits / stepwise / round1"),
-        ("M113", "base: ar / stepwise / chunk0"),
+        ("M113", "base: stages / stepwise / chunk0"),
         ("M133", "base: files / script / checkpoint with payloads in reverse order"),
         ("M138", "base: files / script / KDTR file with a tensor twice"),
         ("M152", "base: long / stepwise / round0"),
@@ -300,7 +300,7 @@ def test_the_command_says_what_became_of_a_mutant(
     assert "M010  prefix_invisible  (masks; MASK-2 in the list of faults)" in run.out
     assert "  wanted    seen first at mask, MASK-1 cited" in run.out
     assert "  all stages shown: killed and named" in run.out
-    assert "  says      mask: 7 of 8 differ" in run.out
+    assert "  says      mask: 4 of 5 differ" in run.out
 
 
 def test_the_command_fails_where_one_lives(

@@ -13,62 +13,53 @@ _NO_FAULT = "no fault: "
 
 # Patterns of "family: label", the first that matches counts.
 REASONS: tuple[tuple[str, str], ...] = (
-    (
-        r"limits: .* in the first round alone",
-        _ASKED + "limits come in one case, a length at first and stop tokens after it",
-    ),
-    (
-        r"limits: (token 0|even tokens) stops? too",
-        _ASKED + "no round with stop tokens emits another one that this would stop at",
-    ),
-    (r"limits: either limit alone", _ASKED + "no round has a length limit and stop tokens"),
-    (
-        r"limits: (one|two|twice|no limit)",
-        _ASKED + "the one round with a length limit is the first of its case",
-    ),
-    (
-        r"argmax: of logits in (bfloat16|float16)",
-        _ASKED + "decisions are kept clear of bfloat16's noise, or thinner than float32's; a top "
-        "gap between the two is wanted",
-    ),
     (r"argmax: of the row before, in prefill", _NO_FAULT + "a prefill takes the argmax of one row"),
     (
-        r"argmax: without (the last id|token 0), in prefill",
-        _ASKED + "no prompt is followed by that token",
-    ),
-    (
-        r"precision: embed in (bfloat16|float16|float8)",
-        _NO_FAULT + "the seed model's embeddings are codes of 4 bits, which these dtypes hold",
-    ),
-    (
-        r"tree arrays: build: (scores rounded to float32|logits rounded to float16)",
-        _ASKED + "no drafts of the corpus have scores that lie so near",
-    ),
-    (
-        r"tree arrays: build: logits (halved|doubled)|a temperature of 0\.9",
-        _ASKED + "no build's order hangs on the temperature",
-    ),
-    (r"tree arrays: build: ", _ASKED + "no build of that budget has such a node"),
-    (
-        r"positions: modulo 128|rotation: positions (modulo 128|in bfloat16)",
-        _ASKED + "the roots and prompts of the corpus are at positions below 128",
-    ),
-    (r"positions: modulo .* in trees of a root alone", _ASKED + "lone roots are at low positions"),
-    (
-        r"slots and pages: .* in prefill",
-        _ASKED + "no chunk is as long, or ends as far from the begin",
+        r"compaction: books: at most three, in the second round",
+        _ASKED + "no second round keeps more than three nodes",
     ),
     (
         r"determinism: .* by lot",
         "either choice is right, and near ties are no failure; it shows where a tie is asked twice",
     ),
     (
+        r"masks: columns from 32 on are lost",
+        _ASKED + "no node lies under one of index 32 or more",
+    ),
+    (
+        r"masks: .* in forward_tokens\(\) alone",
+        _NO_FAULT + "forward_tokens() is given its mask, and knows of no tree",
+    ),
+    (
+        r"positions: .* after a round that kept every node of several",
+        _ASKED + "no tree with drafts follows a round that kept every node of several",
+    ),
+    (
+        r"precision: embed in (bfloat16|float16)",
+        _NO_FAULT + "both hold the embeddings of every seed model",
+    ),
+    (
         r"sessions: reset leaves the pages",
         _NO_FAULT + "what they hold lies behind L, and nobody may read it",
     ),
-    (r"masks: ", _ASKED + "on this occasion no tree is so deep or so wide"),
-    (r"split merges: ", _ASKED + "no forward on this occasion has as many splits"),
-    (r"tree arrays: ", _ASKED + "on this occasion no such token is fed"),
+    (
+        r"split merges: sums of empty splits .* in trees of a root alone",
+        _NO_FAULT + "a root alone sees every slot, so no split is empty",
+    ),
+    (
+        r"tree arrays: build: (logits doubled|a temperature of 0\.9)",
+        _ASKED + "no build's order hangs on the temperature",
+    ),
+    (
+        r"tree arrays: build: scores rounded to float32",
+        _ASKED + "no drafts of the corpus have scores that lie so near",
+    ),
+    (
+        r"tree arrays: build: at most 8 nodes, of a budget up to 5",
+        _NO_FAULT + "no tree of that budget has as many",
+    ),
+    (r"tree arrays: build: ", _ASKED + "no build of that budget has such a node"),
+    (r"tree arrays: leaves .* in prefill", _NO_FAULT + "a prompt has no leaves"),
 )
 
 
