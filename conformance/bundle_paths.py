@@ -17,7 +17,7 @@ def bundle_paths(words: Iterable[str]) -> list[str]:
     """The bundles: a file as it is, the *.kdtr of a folder by name, and for `built-in` the corpus,
     unless there is a file or folder of that name.
 
-    Raises BundleError for a folder without any.
+    Raises BundleError for a folder without any, and for a word that is none of these.
     """
     paths: list[str] = []
     for word in words:
@@ -25,6 +25,11 @@ def bundle_paths(words: Iterable[str]) -> list[str]:
         if word == BUILT_IN and not folder.exists():
             folder = Path(str(files("kdtr.conformance").joinpath("corpus")))
         if not folder.is_dir():
+            if not folder.exists() and folder.suffix != _SUFFIX:
+                raise BundleError(
+                    f"{word}: no such file or folder; expected golden bundles (*{_SUFFIX}), a "
+                    f"folder of them, or the word {BUILT_IN} for those that kdtr brings along"
+                )
             paths.append(word)
             continue
         found = sorted(str(path) for path in folder.glob(f"*{_SUFFIX}"))

@@ -82,6 +82,11 @@ def _factory(name: str) -> Any:
         return _entry_point(name)
     if not module_name or not attribute:
         raise EngineError(f"engine {name!r}; expected package.module:factory")
+    if module_name.endswith(".py"):
+        raise EngineError(
+            f"engine {name}: {module_name} is a file; expected its module, without .py: "
+            f"{Path(module_name).stem}:{attribute}"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -89,7 +94,12 @@ def _factory(name: str) -> Any:
     except RAISED as error:  # an engine's module may raise anything on import
         raise EngineError(f"engine {name}: importing {module_name} raised {told(error)}") from error
     if not hasattr(module, attribute):
-        raise EngineError(f"engine {name}: module {module_name} has no {attribute}")
+        where = getattr(module, "__file__", None) or "built in"
+        has = [one for one in vars(module) if one.startswith("make_")]
+        raise EngineError(
+            f"engine {name}: module {module_name} ({where}) has no {attribute}; expected a "
+            "function that returns an engine" + (f", such as its {', '.join(has)}" if has else "")
+        )
     factory = getattr(module, attribute)
     if not callable(factory):
         raise EngineError(
@@ -145,7 +155,7 @@ def _entry_point(name: str) -> Any:
         known = ", ".join(sorted(found.names)) or "none"
         raise EngineError(
             f"no engine is registered as {name!r} (registered: {known}); expected one of these, "
-            "or package.module:factory"
+            "package.module:factory, or stdio:COMMAND for a program"
         )
     try:
         return found[name].load()

@@ -44,6 +44,15 @@ def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_word_that_is_no_file_is_told_which_words_there_are() -> None:
+    with pytest.raises(
+        BundleError,
+        match=r"^buildin: no such file or folder; expected golden bundles \(\*\.kdtr\), a folder of "
+        "them, or the word built-in for those that kdtr brings along$",
+    ):
+        bundle_paths(["buildin"])
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     here, there = tmp_path / "a" / "x.kdtr", tmp_path / "b" / "x.kdtr"
 

@@ -56,7 +56,7 @@ def test_a_name_that_is_not_registered() -> None:
 
     assert (
         f"no engine is registered as 'hots' (registered: {', '.join(sorted(known))}); expected "
-        "one of these, or package.module:factory"
+        "one of these, package.module:factory, or stdio:COMMAND for a program"
     ) == refusal("hots")
     assert refusal("").startswith("no engine is registered as ''")
 
@@ -122,7 +122,18 @@ def test_an_interrupt_on_import_is_the_user_s(module: Callable[..., str]) -> Non
 def test_a_module_without_the_factory(module: Callable[..., str]) -> None:
     name = module("make_engin = 1")
 
-    assert f"engine {name}:make: module {name} has no make" == refusal(f"{name}:make")
+    said = refusal(f"{name}:make")
+    assert said.startswith(f"engine {name}:make: module {name} (")
+    assert said.endswith(
+        f"{name}.py) has no make; expected a function that returns an engine, such as its make_engin"
+    )
+
+
+def test_a_file_instead_of_its_module() -> None:
+    assert (
+        "engine my_engine.py:make: my_engine.py is a file; expected its module, without .py: "
+        "my_engine:make"
+    ) == refusal("my_engine.py:make")
 
 
 def test_a_factory_that_is_none(module: Callable[..., str]) -> None:
