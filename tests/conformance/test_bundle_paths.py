@@ -47,8 +47,8 @@ def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
 def test_a_word_that_is_no_file_is_told_which_words_there_are() -> None:
     with pytest.raises(
         BundleError,
-        match=r"^buildin: no such file or folder; expected golden bundles \(\*\.kdtr\), a folder of "
-        "them, or the word built-in for those that kdtr brings along$",
+        match=r"^buildin: no such file or folder; expected golden bundles \(\*\.kdtr\), a folder "
+        "of them, or the word built-in for those that kdtr brings along$",
     ):
         bundle_paths(["buildin"])
 

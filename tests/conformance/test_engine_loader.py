@@ -125,7 +125,8 @@ def test_a_module_without_the_factory(module: Callable[..., str]) -> None:
     said = refusal(f"{name}:make")
     assert said.startswith(f"engine {name}:make: module {name} (")
     assert said.endswith(
-        f"{name}.py) has no make; expected a function that returns an engine, such as its make_engin"
+        f"{name}.py) has no make; expected a function that returns an engine, such as its "
+        "make_engin"
     )
 
 
