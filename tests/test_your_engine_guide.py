@@ -64,7 +64,7 @@ class Ran:
 
 
 JUDGES = re.compile(r"(kdtr gate|kdtr judge|pytest|faulty) ")
-OUTCOME = re.compile(r"^[a-z ]+ (passed|FAILED): .*\b[1-9]\d* comparisons of ", re.M)
+OUTCOME = re.compile(r"^\S.* (passed|FAILED): .*\b[1-9]\d* comparisons of ", re.M)
 
 
 def otherwise(step: Step, ran: list[Ran]) -> list[str]:
@@ -100,6 +100,7 @@ def test_a_line_that_is_not_printed_is_found_lacking() -> None:
 
 
 PASSED = "gate passed: 3 pass; 40 comparisons of 9 rows in 1.0 s"
+QUICK = "quick corpus (1 of 8 cases, of 1 bundle) passed: 3 pass; 40 comparisons of 9 rows in 1.0 s"
 FAILED = "gate FAILED: 2 pass, 1 fail; 40 comparisons of 9 rows in 1.0 s"
 GATE = "kdtr gate built-in --engine e"
 
@@ -108,6 +109,7 @@ GATE = "kdtr gate built-in --engine e"
     ("shown", "ran", "told"),
     [
         ((), [("cp a b", 0, ""), (GATE, 0, PASSED)], []),
+        ((), [("kdtr gate --quick --engine e", 0, QUICK)], []),
         (("FAIL  ...",), [(GATE, 1, f"FAIL  x\n{FAILED}")], []),
         (
             (),
@@ -133,7 +135,7 @@ GATE = "kdtr gate built-in --engine e"
             [f"0 outcomes, expected 1: {GATE}", f"exit code 2, expected 0: {GATE}"],
         ),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_what_a_block_does_otherwise_is_told(
     shown: tuple[str, ...], ran: list[tuple[str, int, str]], told: list[str]
