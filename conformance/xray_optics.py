@@ -298,23 +298,35 @@ OTHER_OPTICS: tuple[OtherOptics, ...] = (
 
 
 def measured_optics(scale: float, amplitude: float) -> OtherOptics:
-    """The scale and the amplitude times what was measured."""
+    """The scale and the amplitude times what was measured.
+
+    Told is what is off by more than 2 %, or ten times as far off as the other.
+    """
+    scale_off, amplitude_off = abs(scale - 1), abs(amplitude - 1)
+    tell_scale = scale_off > min(0.02, 10 * amplitude_off)
+    tell_amplitude = amplitude_off > min(0.02, 10 * scale_off)
 
     def says(model: AttentionXray) -> str:
         words = []
-        if abs(scale - 1) > 0.02:
-            words.append(f"the softmax scale is {scale:.3g} times what it should be")
-        if abs(amplitude - 1) > 0.02:
-            words.append(f"cos and sin are {amplitude:.3g} times what they should be")
+        if tell_scale:
+            words.append(f"the softmax scale is {_times(scale)} times what it should be")
+        if tell_amplitude:
+            words.append(f"cos and sin are {_times(amplitude)} times what they should be")
         return "; ".join(words) or "softmax scale and rotation are slightly off"
 
     def change(model: AttentionXray, right: Optics) -> Optics:
         return replace(right, scale=right.scale * scale, amplitude=right.amplitude * amplitude)
 
-    scaled = abs(scale - 1) > 0.02
     return OtherOptics(
-        says, "scores" if scaled else "k_pe", ("MLA-4",) if scaled else ("MLA-5",), change
+        says, "scores" if tell_scale else "k_pe", ("MLA-4",) if tell_scale else ("MLA-5",), change
     )
+
+
+def _times(factor: float) -> str:
+    """Near 1, two digits of what it is off by."""
+    if abs(factor - 1) > 0.02:
+        return f"{factor:.3g}"
+    return f"{1 + float(f'{factor - 1:.2g}'):.9g}"
 
 
 class Lenses:

@@ -1,7 +1,7 @@
-"""docs/your-engine.md: its commands run in its order, and print what it shows.
+"""docs/your-engine.md: its commands run in its order, and end and print as it says.
 
-On one small bundle for the whole corpus, in one mode; `make peers` runs the sections that need a
-compiler too. The set-up is this environment's.
+With `make peers` as they stand, and with the sections that need a compiler; else on one small
+bundle for the whole corpus, in one mode. The set-up is this environment's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/your-engine.md").read_text(encoding="utf-8")
 PEERS = os.environ.get("KDTR_PEERS") == "1"
 COMPILED = "## As a process", "## By files"  # sections that need a compiler
+END = "the line ended with "
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,93 @@ def lacking(shown: tuple[str, ...], printed: str) -> list[str]:
     return lacks
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A line of a block: its exit code, and what it printed."""
+
+    command: str
+    code: int
+    printed: str
+
+
+JUDGES = re.compile(r"(kdtr gate|kdtr judge|pytest|faulty) ")
+OUTCOME = re.compile(r"^\S.* (passed|FAILED): .*\b[1-9]\d* comparisons of ", re.M)
+
+
+def otherwise(step: Step, ran: list[Ran]) -> list[str]:
+    """What a block did otherwise than the page says.
+
+    Every command succeeds, but as many judgements as the page shows failing. What judges says so in
+    one line, whose end is its exit code, and has compared something.
+    """
+    printed = "\n".join(one.printed for one in ran)
+    told = [f"not printed: {line}" for line in lacking(step.shown, printed)]
+    failing = 0
+    for one in ran:
+        outcomes, expected = OUTCOME.findall(one.printed), 0
+        if JUDGES.match(one.command):
+            if len(outcomes) != 1:
+                told.append(f"{len(outcomes)} outcomes, expected 1: {one.command}")
+            expected = int("FAILED" in outcomes)
+            failing += expected
+        if one.code != expected:
+            told.append(f"exit code {one.code}, expected {expected}: {one.command}")
+    shown = int(any("FAIL" in line for line in step.shown))
+    if failing != shown:
+        told.append(f"{failing} judgements failed, the page shows {shown}")
+    return told
+
+
 def test_a_line_that_is_not_printed_is_found_lacking() -> None:
     printed = "gate\n  expected  14\n  actual    15\npassed: 3 pass"
 
     assert [] == lacking(("  expected ...", "...", "passed: ..."), printed)
     assert ["  expected  13"] == lacking(("  expected  13",), printed)
     assert ["  expected  14"] == lacking(("  actual ...", "  expected  14"), printed)
+
+
+PASSED = "gate passed: 3 pass; 40 comparisons of 9 rows in 1.0 s"
+QUICK = "quick corpus (1 of 8 cases, of 1 bundle) passed: 3 pass; 40 comparisons of 9 rows in 1.0 s"
+FAILED = "gate FAILED: 2 pass, 1 fail; 40 comparisons of 9 rows in 1.0 s"
+GATE = "kdtr gate built-in --engine e"
+
+
+@pytest.mark.parametrize(
+    ("shown", "ran", "told"),
+    [
+        ((), [("cp a b", 0, ""), (GATE, 0, PASSED)], []),
+        ((), [("kdtr gate --quick --engine e", 0, QUICK)], []),
+        (("FAIL  ...",), [(GATE, 1, f"FAIL  x\n{FAILED}")], []),
+        (
+            (),
+            [("cp a b", 1, "cp: a: no such file"), (GATE, 0, PASSED)],
+            ["exit code 1, expected 0: cp a b"],
+        ),
+        ((), [(GATE, 1, FAILED)], ["1 judgements failed, the page shows 0"]),
+        (
+            ("FAIL  ...",),
+            [(GATE, 0, f"FAIL  x\n{PASSED}")],
+            ["0 judgements failed, the page shows 1"],
+        ),
+        ((), [(GATE, 1, PASSED)], [f"exit code 1, expected 0: {GATE}"]),
+        ((), [(GATE, 0, "")], [f"0 outcomes, expected 1: {GATE}"]),
+        (
+            (),
+            [(GATE, 0, "gate passed: no case ran; 0 comparisons of 0 rows in 0.1 s")],
+            [f"0 outcomes, expected 1: {GATE}"],
+        ),
+        (
+            (),
+            [(GATE, 2, "CaseError: no")],
+            [f"0 outcomes, expected 1: {GATE}", f"exit code 2, expected 0: {GATE}"],
+        ),
+    ],
+    ids=range(10),
+)
+def test_what_a_block_does_otherwise_is_told(
+    shown: tuple[str, ...], ran: list[tuple[str, int, str]], told: list[str]
+) -> None:
+    assert told == otherwise(Step("", shown), [Ran(*one) for one in ran])
 
 
 @pytest.fixture(scope="module")
@@ -69,36 +151,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(commands: str, folder: Path) -> str:
+def on_a_small_bundle(commands: str) -> str:
     small = "kdtr/conformance/corpus/half-split.kdtr"
     commands = commands.replace("corpus=built-in", f"corpus={small} -k stepwise")
-    for bundles in ("gate built-in", "gate --quick"):
-        commands = commands.replace(bundles, f"gate {small} --mode stepwise")
+    return re.sub("gate (built-in|--quick)", f"gate {small} --mode stepwise", commands)
+
+
+def run(commands: str, folder: Path) -> list[Ran]:
+    """Line by line in one shell: no failure is lost to the line behind it."""
+    lines = commands.replace("\\\n", "").splitlines()
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    brief = {} if PEERS else {"CXXFLAGS": "-O0"}
     done = subprocess.run(
-        ["sh", "-c", commands],
+        ["sh", "-c", "\n".join(f"{line}\nprintf '\\n{END}%s\\n' $?" for line in lines)],
         cwd=folder,
-        env={**os.environ, "PATH": path, "PYTEST_ADDOPTS": "", "CXXFLAGS": "-O0"},
+        env={**os.environ, "PATH": path, "PYTEST_ADDOPTS": "", **brief},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
+        check=True,
     )
-    assert done.returncode in (0, 1), done.stdout  # 1: the gate failed, as the page shows
-    return done.stdout
+    *parts, rest = re.split(rf"\n{END}(\d+)\n", done.stdout)
+    assert ("", 2 * len(lines)) == (rest, len(parts)), done.stdout
+    return [
+        Ran(line, int(code), printed)
+        for line, printed, code in zip(lines, parts[::2], parts[1::2], strict=True)
+    ]
 
 
 @pytest.mark.skipif(shutil.which("sed") is None, reason="no sed, which edits the examples")
 @pytest.mark.parametrize("number", range(len(ASKED)))
-def test_a_block_prints_what_the_page_shows(number: int, folder: Path) -> None:
+def test_a_block_does_what_the_page_shows(number: int, folder: Path) -> None:
     """Blocks build on those before them: a failure may be the consequence of an earlier one."""
     step = ASKED[number]
 
-    printed = run(step.commands, folder)
+    ran = run(step.commands if PEERS else on_a_small_bundle(step.commands), folder)
 
-    assert [] == lacking(step.shown, printed), printed
-    if not any("FAIL" in line for line in step.shown):
-        assert "FAIL" not in printed, printed
+    assert [] == otherwise(step, ran), "\n".join(one.printed for one in ran)
 
 
 def test_what_is_edited_is_one_line_of_the_example() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -12,7 +14,8 @@ from kdtr.conformance.expectations import Expectations, Kind
 from kdtr.conformance.expectations_file import ExpectationsError, read_expectations
 
 Read = Callable[..., Expectations]
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/kdtr-expectations.toml"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs/examples/kdtr-expectations.toml"
 GOOD = """
 [[expect]]
 id = "a"
@@ -69,6 +72,17 @@ def test_the_example_of_the_documentation_is_one() -> None:
 
     assert {*Kind} == {entry.kind for entry in found.entries}
     assert found.must_pass is not None
+
+
+def test_the_examples_must_pass_the_corpus_that_ships() -> None:
+    sums = (ROOT / "conformance/corpus/SHA256SUMS").read_bytes()
+    digest = hashlib.sha256(sums).hexdigest()
+
+    listed = read_expectations(EXAMPLE, today=date(2026, 1, 1)).must_pass
+    assert listed is not None
+    assert digest == listed.corpus
+    page = (ROOT / "docs/expectations.md").read_text(encoding="utf-8")
+    assert [digest] == re.findall(r'^corpus = "(\w+)"', page, re.M)
 
 
 def entry(**changes: str) -> str:

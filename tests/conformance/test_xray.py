@@ -14,6 +14,7 @@ import pytest
 import xray_minimal
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.mutants.planting import on_load
 from kdtr.conformance.xray import XrayModel, XrayResult, run_xray, xray_models
 from kdtr.conformance.xray_drive import ask
 from kdtr.conformance.xray_fit import Precision
@@ -92,6 +93,31 @@ def test_norms_that_sum_in_one_run_are_honest_at_the_widths_of_kimi_k2() -> None
     assert [] == sentences(result)
     assert result.models[0].headroom is not None
     assert 0.1 < result.models[0].headroom < 0.5
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.00002])
+def test_the_bound_of_such_norms_hides_no_fault_of_scale(factor: float) -> None:
+    """In float32, at the widths where norms widen the bound most, a scale that is off by 2 in
+    100,000 is named. Scores of both signs show it twice, 2 * 4.2 * 2e-5, which is 7.6 bounds."""
+    engine = load_engine("host")
+    on_load(engine, lambda one: replace(one, softmax_scale=one.softmax_scale * factor))
+
+    result = xray(engine, "k2")
+
+    assert [f"scores: the softmax scale is {factor} times what it should be"] == sentences(result)
+    assert ("MLA-4",) == result.findings[0].rules
+    assert result.models[0].headroom is not None
+    assert 5 < result.models[0].headroom
+
+
+def test_the_bound_of_such_norms_hides_no_fault_of_rotation() -> None:
+    engine = load_engine("host")
+    on_load(engine, lambda one: replace(one, rotary_factor=1.00002))
+
+    result = xray(engine, "k2")
+
+    assert ["k_pe: cos and sin are 1.00002 times what they should be"] == sentences(result)
+    assert ("MLA-5",) == result.findings[0].rules
 
 
 # Faults
