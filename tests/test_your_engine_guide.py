@@ -192,7 +192,7 @@ def test_a_block_does_what_the_page_shows(number: int, folder: Path) -> None:
 
 def test_what_is_edited_is_one_line_of_the_example() -> None:
     """sed changes nothing, and says nothing, where its pattern is not there."""
-    edits = dict(re.findall(r"^sed -i\.sound 's/(.*?)/.*?/' (\S+)$", PAGE, re.M))
+    edits = dict(re.findall(r"^sed 's/(.*?)/.*?/' \S+\.sound > (\S+)$", PAGE, re.M))
 
     assert {"my_engine.py", "cpp-engine/session.hpp"} == set(edits.values())
     for pattern, file in edits.items():
