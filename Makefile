@@ -30,8 +30,6 @@ TINY_SOURCES := contract/RULES.md \
   $(wildcard $(RECORDERS:%=conformance/%.py))
 RECORD_TINY = $(KDTR) golden --tiny --out $(TINY)
 CORPUS := conformance/corpus
-# What records every stage first: a finding is then where the fault begins.
-BASE_FIRST = $(CORPUS)/base.kdtr $(filter-out $(CORPUS)/base.kdtr,$(wildcard $(CORPUS)/*.kdtr))
 RUN_GATE = $(KDTR) gate --engine host $(CORPUS)/*.kdtr $(TINY)
 
 # Engines of others, each in an environment of its own (docs/adapters.md).
@@ -132,7 +130,7 @@ golden-check: $(VENV)/ready-runtime ## record the corpus anew in many environmen
 	$(KDTR) golden-check $(CORPUS)
 
 mutants: $(VENV)/ready-runtime $(TINY) ## plant real faults one by one, and their families; writes docs
-	$(KDTR) mutants $(BASE_FIRST) $(TINY) --out docs/kill-matrix.md \
+	$(KDTR) mutants $(TINY) $(CORPUS)/*.kdtr --out docs/kill-matrix.md \
 	  --families-out docs/mutant-families.md $(ARGS)
 	@echo "make mutants: the list is killed, what lives of the families is explained, $(elapsed) in all"
 

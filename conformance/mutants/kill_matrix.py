@@ -13,9 +13,9 @@ HEAD = """\
 # The kill matrix
 
 Faults that real engines had, each planted alone in the host engine (`conformance/mutants`) and
-brought before the judge, up to the first finding: the bundle `base`, which records every stage
-first, the rest of the corpus, and the tiny bundle; the cases of a bundle as the gate has them.
-Written by `make mutants`; never edited.
+brought before the judge, up to the first finding: the tiny bundle, which records every stage, and
+then the corpus; the cases of a bundle as the gate has them. Written by `make mutants`; never
+edited.
 
 *Named*, with all stages shown: the first finding is at the stage at which the fault must be seen
 first, and it or its best explanation cites the rule that the fault breaks. *Named*, with logits

@@ -19,6 +19,7 @@ from kdtr.conformance.mutants.families.families_page import (
     families_text,
     unexplained,
 )
+from kdtr.conformance.mutants.families.families_run import hunt_all
 from kdtr.conformance.mutants.families.family import Maker, result_of
 from kdtr.conformance.mutants.families.hunt import Catch, Hunter, honest_engine, occasions
 from kdtr.conformance.mutants.families.occasion import (
@@ -35,7 +36,7 @@ from kdtr.conformance.mutants.families.occasion import (
 )
 from kdtr.conformance.mutants.families.reasons import REASONS, reason
 from kdtr.conformance.quick_corpus import read_quick
-from kdtr.contract import DraftTree, rules
+from kdtr.contract import CaseError, DraftTree, rules
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mutant-families.md"
 TREES = Entry("base", "trees")
@@ -200,6 +201,13 @@ def test_an_honest_engine_behaves_as_itself(docket: Docket) -> None:
 
     assert twice[0] == twice[1]
     assert len(twice[0]) > 10
+
+
+def test_a_case_that_is_to_be_first_and_is_not_there_is_no_silence(corpus: Path) -> None:
+    with pytest.raises(
+        CaseError, match=r"^all-moe/files is not asked of these bundles in this order; give the "
+    ):
+        hunt_all([], [str(corpus / "base.kdtr")], first=(TREES, Entry("all-moe", "files")))
 
 
 # The page

@@ -12,6 +12,7 @@ from kdtr.conformance.mutants.families.occasion import ALWAYS, Occasion
 from kdtr.conformance.mutants.processes import in_any_order, processes
 from kdtr.conformance.mutants.zoo import MUTANTS
 from kdtr.conformance.quick_corpus import QuickCase, QuickCorpus
+from kdtr.contract import CaseError
 
 Progress = Callable[[str], None]
 Occasions = dict[Entry, frozenset[Occasion]]
@@ -41,10 +42,15 @@ def hunt_all(
     """
     names = [*names]
     with Docket(bundles) as docket:
+        missing = [str(one) for one in first if one not in docket.entries]
+        if missing:
+            raise CaseError(
+                f"{', '.join(missing)} is not asked of these bundles in this order; give the whole "
+                "corpus, in the order of its names"
+            )
         at_work = occasions(docket, honest_engine, first if only_first else docket.entries)
-        begin = [one for one in first if one in docket.entries]
         others = () if only_first else docket.entries
-        order = (*begin, *(one for one in others if one not in begin))
+        order = (*first, *(one for one in others if one not in first))
     caught: dict[str, Catch] = {}
     with processes(workers, _begin, tuple(bundles), order, at_work, logits_only) as pool:
         for name, catch in in_any_order(pool, _hunt, ((one, (one,)) for one in names)):
