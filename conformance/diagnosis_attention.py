@@ -21,11 +21,14 @@ from kdtr.conformance.diagnosis_scene import FITS, Hint, Ranked, Scene
 from kdtr.conformance.diagnosis_twist import Twist, twisted
 from kdtr.contract import ModelConfig
 
+_MOST_KEPT = 12  # rejected nodes that are tried one by one
+
 
 def attention_twists(past: Past) -> Iterator[Twist]:
     """All of this file, for the scene's forward."""
     yield from _written(past)
     yield from _read(past)
+    yield from _kept_aside(past)
     yield from _scales(past)
     yield from _heads(past)
 
@@ -98,6 +101,37 @@ def _read(past: Past) -> Iterator[Twist]:
         how = replace(past.right, also_reads=slots)
         yield Twist(
             says, ("COMMIT-4", "MASK-3"), "out_latent", replace(past.setting, workings=how), 3
+        )
+
+
+def _kept_aside(past: Past) -> Iterator[Twist]:
+    """COMMIT-4: rows of rejected nodes that are read, wherever they are kept."""
+    rejected = past.rejected()
+    if not rejected:
+        return
+    last = next(reversed(rejected))
+    guesses = {
+        f"the row of a rejected node, node {node} of {last}": [row]
+        for node, row in [*rejected[last].items()][:_MOST_KEPT]
+    }
+    guesses[f"the rows of all rejected nodes of {last}"] = [*rejected[last].values()]
+    for which, pick in (("first", min), ("last", max)):
+        says = f"the row of the {which} rejected node of every round before"
+        guesses[says] = [nodes[pick(nodes)] for nodes in rejected.values()]
+    guesses["the rows of all rejected nodes of every round before"] = [
+        row for nodes in rejected.values() for row in nodes.values()
+    ]
+    n_slots = past.setting.rows.shape[1]
+    for says, rows in guesses.items():
+        slots = tuple(range(n_slots, n_slots + len(rows)))
+        every = np.concatenate([past.setting.rows, np.stack(rows, axis=1)], axis=1)
+        how = replace(past.right, also_reads=slots)
+        yield Twist(
+            f"every row also reads {says}",
+            ("COMMIT-4",),
+            "out_latent",
+            replace(past.setting, workings=how, rows=every),
+            3,
         )
 
 

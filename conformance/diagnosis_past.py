@@ -380,6 +380,21 @@ class Past:
         pairs = zip(rows[::2], rows[1::2], strict=True)
         return np.stack([np.concatenate(pair, axis=-1) for pair in pairs])
 
+    def rejected(self) -> dict[str, dict[int, Array]]:
+        """By round before the scene: of each node that it rejected the row [l, c + r]."""
+        assert self.setting is not None  # computes the rows of the points before
+        found: dict[str, dict[int, Array]] = {}
+        chunks = sum(one.get("parents") is None for one in self.scene.history)
+        for number, expectation in enumerate(self.scene.history):
+            path = expectation.get("path")
+            if path is None:
+                continue
+            rows, kept_nodes = self._right_rows[number], {int(node) for node in path}
+            found[f"round{number - chunks}"] = {
+                node: rows[:, node] for node in range(rows.shape[1]) if node not in kept_nodes
+            }
+        return {name: nodes for name, nodes in found.items() if nodes}
+
     def stale(self) -> list[tuple[int, str]]:
         """Slots behind this forward's that a node of an earlier one wrote, and which."""
         found: dict[int, str] = {}

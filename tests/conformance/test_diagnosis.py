@@ -30,6 +30,7 @@ SAYS = {
     "visibility_transposed": "transposed: a node sees its descendants, not its ancestors",
     "first_mask_of_a_size": "that of round3, which had 13 nodes too",
     "stale_row_visible": "also reads slot 25, behind its own: the stale row of node 9 of round1",
+    "rejected_row_kept": "every row also reads the row of a rejected node, node 1 of round0",
     "no_compaction": "the accepted rows were not moved: slot L + k holds node k, not path[k]",
     "only_c_kv_moves": "only c_kv was moved; k_pe stayed",
     "rotated_again": "the moved keys were rotated once more, by the position of their new slot",

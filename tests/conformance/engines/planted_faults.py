@@ -156,6 +156,39 @@ def stale_row_visible(engine: Any) -> None:
     wrap(engine, verify_attn=verify_attn)
 
 
+@fault(breaks="COMMIT-4", first_seen_at="out_latent", until="round1")
+def rejected_row_kept(engine: Any) -> None:
+    """The row of a tree's first rejected node is kept aside, and every row of the next reads it."""
+    kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # rows [l, c + r], by cache
+
+    def commit_rows(
+        original: Any, cache: Any, path: Any, accept_len: Any, committed_len: Any
+    ) -> Any:
+        accepted = {int(node) for node in path[: int(accept_len[0])]}
+        rejected = sorted({*range(len(path))} - accepted)
+        if rejected:
+            slot = int(np.ravel(committed_len)[0]) + rejected[0]
+            kept[cache] = cache.rows[:, physical(cache, slot)].copy()
+        return original(cache, path, accept_len, committed_len)
+
+    def verify_attn(
+        original: Any, cache: Any, layer: int, q_latent: Any, q_pe: Any, seen: Any, *rest: Any
+    ) -> Any:
+        *plain, scores = rest
+        out = original(cache, layer, q_latent, q_pe, seen, *plain, scores)
+        if cache not in kept or seen.n_slots >= cache.capacity:
+            return out
+        behind = physical(cache, seen.n_slots)
+        before = cache.rows[:, behind].copy()
+        cache.rows[:, behind] = kept[cache]
+        block = np.concatenate([seen.block, np.ones((len(seen.block), 1), bool)], axis=1)
+        out = original(cache, layer, q_latent, q_pe, replace(seen, block=block), *plain, None)
+        cache.rows[:, behind] = before
+        return out
+
+    wrap(engine, commit_rows=commit_rows, verify_attn=verify_attn)
+
+
 # Cache and slots
 
 
