@@ -156,7 +156,7 @@ def stale_row_visible(engine: Any) -> None:
     wrap(engine, verify_attn=verify_attn)
 
 
-@fault(breaks="COMMIT-4", first_seen_at="out_latent", until="round1")
+@fault(breaks="MASK-3", first_seen_at="out_latent", until="round1")
 def rejected_row_kept(engine: Any) -> None:
     """The row of a tree's first rejected node is kept aside, and every row of the next reads it."""
     kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # rows [l, c + r], by cache
