@@ -61,7 +61,8 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     const int SLICES = MT == 1 ? 16 : 8, EACH = SLICES / 8;
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
     let_successor_start();
-    i64 row_0 = (i64)blockIdx.y * (8 * NT), rows = ask_rows(count, n);
+    i64 row_0 = (i64)blockIdx.y * (8 * NT);
+    AskedRows rows = ask_rows(count, n);
     if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;
@@ -237,36 +238,41 @@ struct Shared {
             for (int m = 0; m < MT; ++m)
                 to[(n * MT + m) * 32] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
     }
-    // The sums of both sides as one: each gives the other half of its own, and adds to what it keeps.
+    // The sums of both sides as one: each gives half of its own to the other, and adds what it is given to
+    // the half that it keeps.
+    template <int GIVEN>
+    static __device__ __forceinline__ void give(const Sums& acc, float4* to) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int m = GIVEN * MT / 2; m < (GIVEN + 1) * MT / 2; ++m)
+                to[(n * MT + m) * 32] = make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
+    }
     template <int KEPT>
-    static __device__ __forceinline__ void exchange(const Sums& acc, float4* to) {
+    static __device__ __forceinline__ void add_given(const Sums& acc, float4* to) {
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
-            for (int m = 0; m < MT; ++m)
-                if (m / (MT / 2) != KEPT)
-                    to[(n * MT + m) * 32] =
-                        make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]);
-        __syncthreads();
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int m = 0; m < MT; ++m)
-                if (m / (MT / 2) == KEPT) {
-                    float4& at = to[(n * MT + m) * 32];
-                    float4 other = at;
-                    at = make_float4(acc[m][n][0] + other.x, acc[m][n][1] + other.y, acc[m][n][2] + other.z,
-                                     acc[m][n][3] + other.w);
-                }
+            for (int m = KEPT * MT / 2; m < (KEPT + 1) * MT / 2; ++m) {
+                float4& at = to[(n * MT + m) * 32];
+                float4 other = at;
+                at = make_float4(acc[m][n][0] + other.x, acc[m][n][1] + other.y, acc[m][n][2] + other.z,
+                                 acc[m][n][3] + other.w);
+            }
     }
     static __device__ __forceinline__ void put_both(const Sums& acc) {
-        static_assert(SIDES == 2, "two halves");
-        int warp = threadIdx.x >> 5;
+        static_assert(SIDES == 2 && MT % 2 == 0, "two halves");
+        int warp = threadIdx.x >> 5, side = warp / BANDS;
         float4* to = place(0, warp % BANDS);
-        if (warp / BANDS)
-            exchange<1>(acc, to);
+        if (side)
+            give<0>(acc, to);
         else
-            exchange<0>(acc, to);
+            give<1>(acc, to);
+        __syncthreads();
+        if (side)
+            add_given<1>(acc, to);
+        else
+            add_given<0>(acc, to);
     }
 };
 
@@ -291,7 +297,8 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
     typedef Shared<ROWS, DEPTH, SLICES, MT, BANDS, SIDES> Block;
     static_assert(DEPTH * Block::STAGE >= Block::SUMS * 16, "sums take the place of stages");
     let_successor_start();
-    i64 row_0 = (i64)blockIdx.z * ROWS, counted = ask_rows(count, n);
+    i64 row_0 = (i64)blockIdx.z * ROWS;
+    AskedRows counted = ask_rows(count, n);
     if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
         wait_for_predecessor();
         return;
@@ -415,7 +422,7 @@ LINEAR_WIDE(65, 4, 16)
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_row,       \
         i64 x_head, i64 y_row, i64 y_head) {                                                           \
         let_successor_start_early<ROWS>();                                                             \
-        i64 counted = ask_rows(count, n);                                                              \
+        AskedRows counted = ask_rows(count, n);                                                        \
         Strides strides = {x_row, x_head, y_row, y_head};                                              \
         if (blockIdx.z == 0 || (i64)blockIdx.z * ROWS < counted)                                       \
             linear_heads<ROWS, DEPTH>(x, w, y, counted, o, i, strides, blockIdx.x);                    \
@@ -427,7 +434,8 @@ LINEAR_WIDE(65, 4, 16)
         const bf16* q, const bf16* w_kc, const float* cosines, const float* sines, bf16* query,        \
         const i64* count, int n, int c, int d, int r) {                                                \
         let_successor_start_early<ROWS>();                                                             \
-        i64 counted = ask_rows(count, n), h = gridDim.y;                                               \
+        AskedRows counted = ask_rows(count, n);                                                        \
+        i64 h = gridDim.y;                                                                             \
         Strides strides = {h * (d + r), d + r, h * (c + r), c + r};                                    \
         bool rope = blockIdx.x == 0, beyond = blockIdx.z > 0 && (i64)blockIdx.z * ROWS >= counted;     \
         if (rope || beyond) wait_for_predecessor();                                                    \

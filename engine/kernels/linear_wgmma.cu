@@ -95,7 +95,8 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
     constexpr int WARPS = 4 * WARPGROUPS, ITEMS = WARPS * TILES;
     static_assert((OWN == 2 || OWN == 4) && DEPTH * STAGE >= ITEMS * 512, "sums take the place of stages");
     let_successor_start();
-    i64 row_0 = (i64)blockIdx.z * N, counted = ask_rows(count, n);
+    i64 row_0 = (i64)blockIdx.z * N;
+    AskedRows counted = ask_rows(count, n);
     if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
         wait_for_predecessor();
         return;

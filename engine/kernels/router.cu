@@ -49,7 +49,8 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
                                               const i64* count, int n, int e, int m, i64 x_stride) {
     const int FIFO_BYTES = DEPTH * (2 + NT) * 512;
     let_successor_start();
-    i64 row_0 = (i64)blockIdx.z * (8 * NT), rows = ask_rows(count, n);
+    i64 row_0 = (i64)blockIdx.z * (8 * NT);
+    AskedRows rows = ask_rows(count, n);
     if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;
