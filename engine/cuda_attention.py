@@ -4,8 +4,7 @@ verify_attn.cu serves rows of the latent cache in plain order, any sizes and bot
 verify_attn_mma.cu swizzled rows of bfloat16, on every architecture; verify_attn_wgmma.cu the same
 on Hopper, where there are more than 16 rows and pages of whole tiles. Arrays are CuPy's. What
 changes from round to round is read on the device, so the launches can be captured in a graph:
-grids depend on n and max_slots alone, and how many of a grid's splits share the tiles is decided
-on the device, from n_slots.
+grids depend on n and max_slots alone (cuda_cuts.py).
 
 Letters: n rows launched, h heads, c latent, r rope.
 """
@@ -14,10 +13,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from kdtr.engine import cuda_hopper
+from kdtr.engine.cuda_cuts import (
+    MOST_SPLITS,
+    Cut,
+    DeviceSize,
+    choose_cut,
+    light_splits,
+    merge_parts,
+)
 from kdtr.engine.cuda_launch import launch
 
 Array = Any
@@ -25,16 +32,10 @@ Kernel = Any  # cupy.RawKernel
 GetKernel = Callable[[str], Kernel]
 
 SWIZZLED_LATENT, SWIZZLED_ROPE = 512, 64
-TILE = 32  # page sizes are multiples of it
 
-
-_MANY, _FEW = 32, 16  # rows a block of the fast kernel, or of a last block with no more
-_THREADS = 128
-_MERGE_THREADS, _MERGE_BLOCKS_PER_SM = 128, 9
-MOST_SPLITS = 512  # that the merge has room for; the .cu has the same number
-
+_MMA_THREADS, _MERGE_THREADS = 128, 128
 # Dynamic shared memory of verify_attn_mma_<rows>, by rows; the .cu asserts the same numbers.
-MMA_SHARED_BYTES = {"32": 96_432, "16": 81_072}
+MMA_SHARED_BYTES = {32: 96_432, 16: 81_072}
 # Of the plain kernel.
 _HEADS_PER_BLOCK, _CHUNK = 4, 32
 _MOST_BLOCKS_Y = 65_535  # of a grid
@@ -70,14 +71,6 @@ class DeviceVisibility(NamedTuple):
     bits: Array
 
 
-class DeviceSize(NamedTuple):
-    """SMs, blocks of the fast kernel that one holds at a time, and its shared memory."""
-
-    n_sms: int
-    blocks_per_sm: int
-    shared_bytes: int
-
-
 def swizzle(rows: Array) -> Array:
     """rows [..., physical rows, 576], 2-byte elements -> the same, swizzled; its own inverse."""
     *lead, n_rows, row_len = rows.shape
@@ -102,7 +95,7 @@ def verify_attn(
     scores: Array | None = None,
     *,
     wgmma: GetKernel | None = None,
-    splits: int | None = None,
+    cut: Cut | None = None,
 ) -> Array:
     """query [n, h, c + r] -> out_latent [n, h, c].
 
@@ -111,16 +104,11 @@ def verify_attn(
     split_size  slots a split, of the plain kernel; the fast ones have their own choice
     max_slots   at least n_slots: the grid is made for it
     scores      [n, h, at least n_slots] float32 filled with -inf, or None
-    splits      instead of the choices: at most so many blocks share the tiles of a row block, and
-                `wgmma` wherever it fits
+    cut         of the fast kernels, instead of `choose_cut`'s
     """
     if layer.swizzled:
-        n, h, _ = query.shape
-        pays = splits is not None or wgmma_pays(n * h, max_slots)
-        if not (pays and wgmma_fits(n * h, layer.page_size)):
-            wgmma = None
         return _verify_attn_fast(
-            mma, wgmma, layer, query, visibility, latent_len, scale, max_slots, scores, splits
+            mma, wgmma, layer, query, visibility, latent_len, scale, max_slots, scores, cut
         )
     return _verify_attn_plain(
         plain, layer, query, visibility, latent_len, scale, split_size, max_slots, scores
@@ -190,9 +178,9 @@ def _verify_attn_fast(
     scale: float,
     max_slots: int,
     scores: Array | None,
-    splits: int | None,
+    cut: Cut | None,
 ) -> Array:
-    """Splits by `wgmma` if there is one, else by `mma`; the merge of `mma`."""
+    """Splits by `wgmma` or by `mma`, as they are cut; the merge of `mma`."""
     import cupy as cp
 
     n, h, row_len = query.shape
@@ -200,11 +188,10 @@ def _verify_attn_fast(
     assert (c, row_len) == (SWIZZLED_LATENT, SWIZZLED_LATENT + SWIZZLED_ROPE), (c, row_len)
     assert scale > 0, scale
     assert query.dtype.itemsize == 2, query.dtype
-    tile = TILE if wgmma is None else cuda_hopper.TILE
-    assert layer.page_size % tile == 0, layer.page_size
     device = device_size(cp.cuda.Device().id)
-    choose = choose_splits if wgmma is None else choose_wgmma_splits
-    splits = splits or choose(n * h, max_slots, device)
+    cut = cut or choose_cut(n * h, max_slots, layer.page_size, device, hopper=wgmma is not None)
+    splits, row_blocks = cut.splits, cut.row_blocks(n * h)
+    assert layer.page_size % cut.tile == 0, (layer.page_size, cut)
     assert splits <= MOST_SPLITS, splits
     alone = splits == 1  # a block has all tiles of its rows: nothing to merge
     out = cp.empty((n, h, c), query.dtype)
@@ -215,26 +202,24 @@ def _verify_attn_fast(
         *(layer.page_table, visibility.bits, visibility.count, visibility.open_len),
         *(visibility.n_slots, acc, stats, scores, out if alone else None),
         ctypes.c_longlong(0 if scores is None else scores.shape[-1]),
-        *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // tile),
+        *(ctypes.c_float(scale), layer.page_table.size, layer.page_size // cut.tile),
         *(visibility.bits.shape[1], n, h),
     ]
-    heavy_rows = n * h
-    if wgmma is None:
-        block_rows, row_blocks, light_rows = row_blocks_of(n * h)
-        heavy_rows -= light_rows
-        split = mma(f"verify_attn_mma_{block_rows}{name}")
-        shared = MMA_SHARED_BYTES[str(block_rows)]
-        light = light_splits(-(-max_slots // TILE), splits) if light_rows else 0
+    light_rows = cut.light_rows(n * h)
+    if cut.is_hoppers:
+        assert wgmma is not None
+        split = wgmma(f"verify_attn_wgmma{name}")
+        threads, shared = cuda_hopper.THREADS, cuda_hopper.SHARED_BYTES
+        source = cuda_hopper.tile_map(layer.rows)
+    else:
+        split = mma(f"verify_attn_mma_{cut.rows}{name}")
+        threads, shared = _MMA_THREADS, MMA_SHARED_BYTES[cut.rows]
+        source = layer.rows
+        light = light_splits(-(-max_slots // cut.tile), splits) if light_rows else 0
         if (row_blocks - (light_rows > 0)) * splits + light <= device.n_sms:
             # Where each can have an SM to itself: they start while the kernel ahead still holds
             # some SMs, and two would share one of the others.
             shared = max(shared, device.shared_bytes // 2)
-        threads, source = _THREADS, layer.rows
-    else:
-        row_blocks = -(-n * h // cuda_hopper.ROWS)
-        split = wgmma(f"verify_attn_wgmma{name}")
-        threads, shared = cuda_hopper.THREADS, cuda_hopper.SHARED_BYTES
-        source = cuda_hopper.tile_map(layer.rows)
     if split.max_dynamic_shared_size_bytes < shared:
         split.preferred_shared_memory_carveout = 100  # per cent: room for two blocks on an SM
     launch(
@@ -259,111 +244,11 @@ def _verify_attn_fast(
         0,
         [
             *(acc, stats, visibility.count, visibility.n_slots, out),
-            *(splits, tile, heavy_rows, n, h),
+            *(splits, cut.tile, n * h - light_rows, n, h),
         ],
         overlap=True,
     )
     return out
-
-
-def row_blocks_of(n_rows: int) -> tuple[int, int, int]:
-    """Rows a block, blocks, and rows of a last block that is half empty and works half as long."""
-    if n_rows <= _FEW:
-        return _FEW, 1, 0
-    left = n_rows % _MANY
-    return _MANY, -(-n_rows // _MANY), left if left <= _FEW else 0
-
-
-def wgmma_fits(n_rows: int, page_size: int) -> bool:
-    """Whether Hopper's own kernel takes it: more than a small block's rows, whole tiles a page."""
-    return n_rows > _FEW and page_size % cuda_hopper.TILE == 0
-
-
-def wgmma_pays(n_rows: int, max_slots: int) -> bool:
-    """Whether it is the faster: where its larger blocks keep every SM at work."""
-    import cupy as cp
-
-    tiles = -(-n_rows // cuda_hopper.ROWS) * (_typical(max_slots) // cuda_hopper.TILE)
-    return tiles >= 2 * device_size(cp.cuda.Device().id).n_sms
-
-
-def merge_parts(n_rows: int, splits: int, device: DeviceSize) -> int:
-    """How many threads share the splits of four columns: as many as can be at work at once."""
-    most = min(splits // 2, _MERGE_BLOCKS_PER_SM * device.n_sms // n_rows)
-    return max(parts for parts in (1, 2, 4, 8, 16, 32) if parts <= max(1, most))
-
-
-def _typical(max_slots: int) -> int:
-    """Slots in the middle of a bucket of slots, where the choices are judged."""
-    return max(1, max_slots * 3 // 4)
-
-
-# Microseconds, measured on an H200 (benchmarks/kernels/verify_attn.py --sweep). They choose a grid,
-# nothing else.
-_TILE_US = {_MANY: (1.35, 1.9), _FEW: (0.9, 1.1)}  # one block on an SM, two
-_WGMMA_TILE_US = 1.7
-_MOST_WAVES = 4
-_WAVE_US = 3.0  # what a wave of blocks costs besides its tiles
-_CACHE_BYTES_PER_US = 4.3e6
-_BLOCK_BYTES_PER_US = 0.025e6
-_MERGE_US = 1.5
-_PARTIAL_US_PER_MB = 0.7  # of partial results, written and read
-
-
-@lru_cache(maxsize=1024)  # asked for every launch; a session asks of few sizes
-def choose_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
-    """At most so many blocks share the tiles: one on each SM, or two, whichever is the faster."""
-    block_rows, row_blocks, light_rows = row_blocks_of(n_rows)
-    slots = _typical(max_slots)
-    tiles = -(-slots // TILE)
-    heavy = row_blocks - (light_rows > 0)
-
-    def cost(splits: int) -> float:
-        splits = splits_in_use(tiles, splits)
-        light = light_splits(tiles, splits) if light_rows else 0
-        blocks = heavy * splits + light
-        tile_us = _TILE_US[block_rows][blocks > device.n_sms]
-        waves = -(-blocks // (device.n_sms * device.blocks_per_sm))
-        compute = waves * (-(-tiles // splits) * tile_us + _WAVE_US)
-        cache = slots * 1152 / min(_CACHE_BYTES_PER_US, blocks * _BLOCK_BYTES_PER_US)
-        partial_mb = ((n_rows - light_rows) * splits + light_rows * light) * 2048e-6
-        merge = 0 if splits == 1 else _MERGE_US + partial_mb * _PARTIAL_US_PER_MB
-        return max(compute, cache) + merge
-
-    fifths = 5 * heavy + 3 * (light_rows > 0)  # a light row block takes three fifths of the blocks
-    fills = {max(1, 5 * (i + 1) * device.n_sms // fifths) for i in range(device.blocks_per_sm)}
-    # Fewer, whose partial results the merge has sooner: those that share the tiles evenly.
-    even = {-(-tiles // each) for each in range(1, tiles + 1)}
-    choices = sorted(fills | {splits for splits in even if splits <= max(fills)})
-    return min(min(choices, key=cost), max(1, -(-max_slots // TILE)), MOST_SPLITS)
-
-
-def choose_wgmma_splits(n_rows: int, max_slots: int, device: DeviceSize) -> int:
-    """The same for blocks of 64 rows and tiles of 64 slots: one on each SM, or so several times."""
-    row_blocks = -(-n_rows // cuda_hopper.ROWS)
-    tiles = -(-_typical(max_slots) // cuda_hopper.TILE)
-
-    def cost(splits: int) -> float:
-        splits = splits_in_use(tiles, splits)
-        waves = -(-row_blocks * splits // device.n_sms)
-        compute = waves * (-(-tiles // splits) * _WGMMA_TILE_US + _WAVE_US)
-        merge = 0 if splits == 1 else _MERGE_US + n_rows * splits * 2048e-6 * _PARTIAL_US_PER_MB
-        return compute + merge
-
-    fills = {max(1, (wave + 1) * device.n_sms // row_blocks) for wave in range(_MOST_WAVES)}
-    most = max(1, -(-max_slots // cuda_hopper.TILE))
-    return min(min(fills, key=cost), most, MOST_SPLITS)
-
-
-def splits_in_use(tiles: int, most: int) -> int:
-    """Of a grid's splits, how many share the tiles (attention.cuh decides the same)."""
-    return 1 if tiles <= 1 else -(-tiles // -(-tiles // most))
-
-
-def light_splits(tiles: int, splits: int) -> int:
-    """Of these, how many share those of a last row block that works half as long (likewise)."""
-    each = max(1, -(-tiles // splits) * 19 // 11)
-    return min(splits, -(-tiles // each))
 
 
 @cache
@@ -372,7 +257,7 @@ def device_size(device: int) -> DeviceSize:
 
     attributes = cp.cuda.Device(device).attributes
     shared_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
-    blocks = shared_bytes // (MMA_SHARED_BYTES["32"] + 1024)
+    blocks = shared_bytes // (MMA_SHARED_BYTES[32] + 1024)
     return DeviceSize(attributes["MultiProcessorCount"], max(1, min(2, blocks)), shared_bytes)
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kdtr.contract import Array
-from kdtr.engine import cuda_attention
+from kdtr.engine import cuda_attention, cuda_cuts
 from kdtr.engine.cuda_guard import Guard
 from kdtr.engine.cuda_launch import launch
 from kdtr.engine.cuda_memory import CLOSE, memory_error, ran_out
@@ -183,7 +183,7 @@ class CudaDevice:
         """Whether rows are stored as the tensor cores' attention loads them."""
         sizes = cache.latent_len, cache.rows.shape[-1] - cache.latent_len
         fast = sizes == (cuda_attention.SWIZZLED_LATENT, cuda_attention.SWIZZLED_ROPE)
-        whole_tiles = cache.page_size % cuda_attention.TILE == 0
+        whole_tiles = cache.page_size % cuda_cuts.TILE == 0
         return bool(self._real == np.uint16 and fast and whole_tiles)
 
 

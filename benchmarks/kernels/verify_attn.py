@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/verify_attn.py --check --time --peers [--shapes 8/17/8k ...]
     python benchmarks/kernels/verify_attn.py --time --peers --table FILE.md
-    python benchmarks/kernels/verify_attn.py --sweep --parts    # choice of splits; where time goes
+    python benchmarks/kernels/verify_attn.py --sweep --parts    # choice of a cut; where time goes
     ncu -k regex:verify_attn -c 2 --set full python benchmarks/kernels/verify_attn.py --one 8/17/8k
 
 A shape is heads/nodes/committed tokens; one layer, bfloat16, c = 512, r = 64. Times are medians
@@ -30,6 +30,7 @@ from table_head import output_of
 
 from kdtr.engine import cuda_attention as attention
 from kdtr.engine import cuda_hopper
+from kdtr.engine.cuda_cuts import MOST_SPLITS, Cut, choose_cut, splits_in_use
 from kdtr.engine.cuda_launcher import row_bucket, slot_bucket
 from kdtr.engine.cuda_modules import KERNELS
 
@@ -124,7 +125,7 @@ class Device:
         scale: float = SCALE,
         split_size: int = 256,
         scores: Any = None,
-        splits: int | None = None,
+        cut: Any = None,
     ) -> Any:
         bf16 = query.dtype.itemsize == 2
         return attention.verify_attn(
@@ -132,7 +133,7 @@ class Device:
             self.getter("verify_attn_mma", True),
             *(layer, query, visibility, c, scale, split_size, max_slots, scores),
             wgmma=self.getter("verify_attn_wgmma", True) if self.hopper else None,
-            splits=splits,
+            cut=cut,
         )
 
 
@@ -242,28 +243,36 @@ class Case:
             cp.asarray(pack_bits(block)),
         )
 
-    def run(self, device: Device, scores: Any = None, splits: int | None = None) -> np.ndarray:
+    def run(self, device: Device, scores: Any = None, cut: Any = None) -> np.ndarray:
         out = device.attend(
             *(self.layer, self.device_query, self.visibility, self.max_slots),
             c=self.c,
             split_size=100 if not self.swizzled else 256,
             scores=scores,
-            splits=splits,
+            cut=cut,
         )
         host = device.cp.asnumpy(out)[: self.counted]
         return from_bf16(host) if self.bf16 else host
 
 
-SPLITS = (None, 1, 3, 40)  # None: as chosen
+SPLITS = (1, 3, 40)
 
 
-def check_case(device: Device, case: Case, splits: int | None = None) -> float:
+def cuts_of(device: Device, case: Case) -> list[Any]:
+    """None, which is the engine's choice, and those of every kernel that takes the case."""
+    if not case.swizzled:
+        return [None]
+    hoppers = cuda_hopper.ROWS if device.hopper and case.page_size % cuda_hopper.TILE == 0 else 0
+    return [None, *(Cut(rows, s) for rows in (16, 32, hoppers) if rows for s in SPLITS)]
+
+
+def check_case(device: Device, case: Case, cut: Any = None) -> float:
     """The largest error over the largest value; raises where a promise is broken."""
     cp = device.cp
     case.build()
     scores = cp.full((case.n, case.h, case.max_slots), -np.inf, cp.float32)
-    out = case.run(device, splits=splits)
-    traced = case.run(device, scores, splits)
+    out = case.run(device, cut=cut)
+    traced = case.run(device, scores, cut)
     assert np.array_equal(out, traced, equal_nan=True), "scores change the result"
     keep = np.ones(case.counted, bool)
     if case.poisoned_node >= 0:
@@ -315,14 +324,12 @@ def check(device: Device) -> None:
         Case(65, 65, 8, 500, swizzled=False, page_size=64, bf16=False, poisoned_node=9),
     ]
     for case in (*fast, *plain):
-        for splits in SPLITS if case.swizzled else (None,):
-            error = check_case(device, case, splits)
+        for cut in cuts_of(device, case):
+            error = check_case(device, case, cut)
             bound = 6e-3 if case.bf16 else 2e-6  # of the largest value; 3 roundings of 2^-9
             what = f"n {case.n} of {case.counted} h {case.h} L {case.committed}"
-            by = "chosen" if splits is None else str(splits)
-            print(
-                f"{what:28s} page {case.page_size:3d} splits {by:6s} error {error:.2e}", flush=True
-            )
+            by = "as chosen" if cut is None else f"{cut.rows} rows a block, {cut.splits} splits"
+            print(f"{what:28s} page {case.page_size:3d} {by:28s} error {error:.2e}", flush=True)
             assert error < bound, (case, error)
     growing(device)
     for shape in ("8/17/8k", "8/65/1k", "8/1/8k"):
@@ -348,7 +355,7 @@ def growing(device: Device) -> None:
     case.build()
     captured = Captured(
         lambda: device.attend(
-            *(case.layer, case.device_query, case.visibility, case.max_slots), splits=13
+            *(case.layer, case.device_query, case.visibility, case.max_slots), cut=Cut(32, 13)
         )
     )
     for committed, counted in ((400, 9), (390, 7), (33, 9), (0, 1), (400, 9)):
@@ -404,61 +411,55 @@ class Inputs:
             cp.asarray(pack_bits(self.ancestors)),
         )
 
-    def attend_all(self, device: Device, splits: int | None = None) -> list[Any]:
+    def attend_all(self, device: Device, cut: Any = None) -> list[Any]:
         results = []
         for i in range(self.copies):
             layer = attention.LayerCache(self.rows[i], self.device_table, PAGE, True)
             out = device.attend(
-                layer, self.query, self.visibility, slot_bucket(self.shape.slots()), splits=splits
+                layer, self.query, self.visibility, slot_bucket(self.shape.slots()), cut=cut
             )
             if i == 0:
                 results.append(out)
         return results
 
-    def time_us(self, device: Device, splits: int | None = None) -> float:
-        return Captured(lambda: self.attend_all(device, splits)).median_us(self.copies)
+    def time_us(self, device: Device, cut: Any = None) -> float:
+        return Captured(lambda: self.attend_all(device, cut)).median_us(self.copies)
 
 
 def time_shapes(device: Device, shapes: list[Shape]) -> dict[str, float]:
     """As the engine launches them: for the buckets of rows and slots that it would take."""
     times = {}
-    print("| shape | splits | us |\n|---|---|---|")
+    print("| shape | rows a block, splits | us |\n|---|---|---|")
     for shape in shapes:
         assert row_bucket(shape.nodes) == shape.nodes, "a shape of the table is a bucket of rows"
         us = times[str(shape)] = Inputs(shape).time_us(device)
-        print(f"| {shape} | {splits_of(device, shape)} | {us:.1f} |", flush=True)
+        print(f"| {shape} | {cut_of(device, shape)} | {us:.1f} |", flush=True)
     return times
 
 
-def splits_of(device: Device, shape: Shape) -> str:
-    """Splits in use, of those in the grid."""
-    size = attention.device_size(0)
-    by_wgmma = (
-        device.hopper
-        and attention.wgmma_fits(shape.rows(), PAGE)
-        and attention.wgmma_pays(shape.rows(), slot_bucket(shape.slots()))
-    )
-    choose = attention.choose_wgmma_splits if by_wgmma else attention.choose_splits
-    most = choose(shape.rows(), slot_bucket(shape.slots()), size)
-    tile = cuda_hopper.TILE if by_wgmma else attention.TILE
-    return f"{attention.splits_in_use(-(-shape.slots() // tile), most)} of {most}"
+def cut_of(device: Device, shape: Shape) -> str:
+    """The engine's choice; of the splits in the grid, those in use."""
+    slots, size = slot_bucket(shape.slots()), attention.device_size(0)
+    cut = choose_cut(shape.rows(), slots, PAGE, size, hopper=device.hopper)
+    in_use = splits_in_use(-(-shape.slots() // cut.tile), cut.splits)
+    return f"{cut.rows}, {in_use} of {cut.splits}"
 
 
 def sweep(device: Device, shapes: list[Shape]) -> None:
-    """Every sensible number of splits."""
+    """Every sensible cut."""
     size = attention.device_size(0)
     for shape in shapes:
         inputs = Inputs(shape)
-        by_wgmma = device.hopper and attention.wgmma_fits(shape.rows(), PAGE)
-        tile = cuda_hopper.TILE if by_wgmma else attention.TILE
-        rows = cuda_hopper.ROWS if by_wgmma else attention.row_blocks_of(shape.rows())[0]
-        tiles, row_blocks = -(-shape.slots() // tile), -(-shape.rows() // rows)
-        most = max(1, min(tiles, 2 * size.n_sms // row_blocks))
-        wanted = {most, size.n_sms // row_blocks, most * 5 // 6, most * 2 // 3}
-        wanted |= {most // 2, most // 4} | {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8, 9)}
-        in_use = {attention.splits_in_use(tiles, s) for s in wanted if 1 <= s <= most}
-        line = [f"{s}: {inputs.time_us(device, s):.1f}" for s in sorted(in_use)]
-        print(f"{shape} ({row_blocks} row blocks, {tiles} tiles)  " + "  ".join(line), flush=True)
+        for rows in (16, 32, cuda_hopper.ROWS)[: 3 if device.hopper else 2]:
+            tiles = -(-shape.slots() // Cut(rows, 1).tile)
+            row_blocks = Cut(rows, 1).row_blocks(shape.rows())
+            most = max(1, min(tiles, MOST_SPLITS, 3 * size.n_sms // row_blocks))
+            wanted = {size.n_sms * fourths // (4 * row_blocks) for fourths in range(1, 13)}
+            wanted |= {-(-tiles // t) for t in (1, 2, 3, 4, 5, 6, 8, 9)}
+            in_use = {splits_in_use(tiles, s) for s in wanted if 1 <= s <= most}
+            line = [f"{s}: {inputs.time_us(device, Cut(rows, s)):.1f}" for s in sorted(in_use)]
+            what = f"{shape}, {rows} rows a block ({row_blocks} row blocks, {tiles} tiles)"
+            print(what, *line, sep="  ", flush=True)
 
 
 def parts(device: Device, shapes: list[Shape]) -> None:

@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdtr.engine.cuda_attention import (
+from kdtr.engine.cuda_attention import plain_rows_at_once
+from kdtr.engine.cuda_cuts import (
     MOST_SPLITS,
+    Cut,
     DeviceSize,
-    choose_splits,
-    choose_wgmma_splits,
+    choose_cut,
     light_splits,
     merge_parts,
-    plain_rows_at_once,
-    row_blocks_of,
     splits_in_use,
     wgmma_fits,
 )
@@ -49,21 +48,33 @@ def test_a_light_row_block_takes_no_more_splits(tiles: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-@given(n_rows=st.integers(1, 600_000), max_slots=st.integers(1, 1 << 22))
-def test_chosen_splits_fit(n_rows: int, max_slots: int, device: DeviceSize) -> None:
-    for choose, tile in ((choose_splits, 32), (choose_wgmma_splits, 64)):
-        splits = choose(n_rows, max_slots, device)
-        assert 1 <= splits <= min(MOST_SPLITS, -(-max_slots // tile))
-        assert merge_parts(n_rows, splits, device) <= max(1, splits // 2)
+@given(
+    n_rows=st.integers(1, 600_000),
+    max_slots=st.integers(1, 1 << 22),
+    page_size=st.sampled_from([32, 64, 96]),
+    hopper=st.booleans(),
+)
+def test_a_chosen_cut_fits(
+    n_rows: int, max_slots: int, page_size: int, hopper: bool, device: DeviceSize
+) -> None:
+    cut = choose_cut(n_rows, max_slots, page_size, device, hopper=hopper)
+
+    assert 1 <= cut.splits <= min(MOST_SPLITS, -(-max_slots // cut.tile))
+    assert cut.rows in ((16,) if n_rows <= 16 else (16, 32, 64) if hopper else (16, 32))
+    assert page_size % cut.tile == 0
+    assert merge_parts(n_rows, cut.splits, device) <= max(1, cut.splits // 2)
 
 
-@given(n_rows=st.integers(1, 600_000))
-def test_row_blocks_hold_every_row(n_rows: int) -> None:
-    rows, blocks, light = row_blocks_of(n_rows)
+@given(n_rows=st.integers(1, 600_000), rows=st.sampled_from([16, 32, 64]))
+def test_row_blocks_hold_every_row(n_rows: int, rows: int) -> None:
+    cut = Cut(rows, 1)
+
+    blocks, light = cut.row_blocks(n_rows), cut.light_rows(n_rows)
 
     assert (blocks - 1) * rows < n_rows <= blocks * rows
-    assert light <= 16
+    assert light <= rows // 2
     assert light in (0, n_rows - (blocks - 1) * rows)
+    assert light == 0 or rows == 32, "the .cu has one for blocks of 32 rows alone"
 
 
 @given(
@@ -93,7 +104,27 @@ def test_splits_share_the_tiles_evenly_where_that_is_as_quick(max_slots: int, ea
     """One row of eight heads on an H200, in the middle of the bucket: no block has a tile less."""
     tiles = max_slots * 3 // 4 // 32
 
-    splits = choose_splits(8, max_slots, DEVICES["H200"])
+    cut = choose_cut(8, max_slots, 64, DEVICES["H200"], hopper=True)
 
-    assert -(-tiles // each) == splits
-    assert splits == splits_in_use(tiles, splits)
+    assert (16, -(-tiles // each)) == cut
+    assert cut.splits == splits_in_use(tiles, cut.splits)
+
+
+@pytest.mark.parametrize(
+    ("heads", "nodes", "max_slots", "hopper", "rows"),
+    [
+        (8, 17, 2_048, True, 16),
+        (8, 17, 16_384, True, 64),
+        (8, 17, 131_072, False, 32),
+        (8, 65, 16_384, False, 32),
+        (64, 1, 2_048, True, 16),
+        (64, 17, 16_384, False, 32),
+    ],
+)
+def test_the_rows_of_a_block_are_those_that_were_fastest(
+    heads: int, nodes: int, max_slots: int, hopper: bool, rows: int
+) -> None:
+    """On an H200, by every sensible cut (benchmarks/kernels/verify_attn.py --sweep)."""
+    cut = choose_cut(heads * nodes, max_slots, 64, DEVICES["H200"], hopper=hopper)
+
+    assert rows == cut.rows

@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kdtr.engine import cuda_attention, cuda_modules, make_cuda_engine
+from kdtr.engine import cuda_attention, cuda_cuts, cuda_hopper, cuda_modules, make_cuda_engine
+from kdtr.engine.cuda_cuts import Cut
 from kdtr.engine.cuda_launcher import CudaLauncher
 
 
@@ -275,19 +277,14 @@ def make_engine(
     """Splits of 5 slots and pages of 3: every case has several of both.
 
     fault   "none" is the honest engine
-    splits  of the tensor cores' attention at most, instead of its own choice
-    hopper  whether Hopper's own kernels take all that they can, however few the slots; else there
-            are none
+    splits  of the tensor cores' attention at most, in blocks of as many rows as there are, instead
+            of its own choice
+    hopper  whether there are Hopper's own kernels, which with `splits` take all that they can
     """
     if splits:
-        assert callable(cuda_attention.choose_splits)
-        assert callable(cuda_attention.choose_wgmma_splits)
-        cuda_attention.choose_splits = lambda *_: splits
-        cuda_attention.choose_wgmma_splits = lambda *_: splits
-    if hopper:
-        assert callable(cuda_attention.wgmma_pays)
-        cuda_attention.wgmma_pays = lambda *_: True
-    else:
+        assert callable(cuda_attention.choose_cut)
+        cuda_attention.choose_cut = partial(_cut, splits)
+    if not hopper:
         assert isinstance(cuda_modules.HOPPER_FILES, tuple)
         cuda_modules.HOPPER_FILES = ()
     with faulty_kernels(fault):
@@ -295,6 +292,13 @@ def make_engine(
     if fault in _PLANTS:
         _PLANTS[fault](engine)
     return engine
+
+
+def _cut(
+    splits: int, n_rows: int, max_slots: int, page_size: int, device: Any, *, hopper: bool
+) -> Cut:
+    fits = hopper and cuda_cuts.wgmma_fits(n_rows, page_size)
+    return Cut(cuda_hopper.ROWS if fits else 32 if n_rows > 16 else 16, splits)
 
 
 def faulty_text(fault: str, kernels: Path) -> str:

@@ -13,12 +13,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kdtr.engine import cuda_attention
+from kdtr.engine import cuda_attention, cuda_hopper
+from kdtr.engine.cuda_cuts import Cut
 
 C, R, SCALE = 512, 64, 0.05
 PAGE = 64
 COLUMN = 300  # of the latent, where the hostile value lies
-KINDS = ("plain float32", "plain bfloat16", "mma", "wgmma")
+CUTS = {"mma 16": Cut(16, 3), "mma 32": Cut(32, 3), "wgmma": Cut(cuda_hopper.ROWS, 3)}
+KINDS = ("plain float32", "plain bfloat16", *CUTS)
 
 
 def attend(
@@ -52,8 +54,8 @@ def attend(
                 cp.asarray(np.packbits(bits, axis=1, bitorder="little").view(np.uint32)),
             ),
             *(C, SCALE, 32, pages * PAGE, None),
-            wgmma=partial(modules.kernel, "verify_attn_wgmma") if kind == "wgmma" else None,
-            splits=3,
+            wgmma=partial(modules.kernel, "verify_attn_wgmma"),
+            cut=CUTS.get(kind),
         )
     return np.asarray(kernels.to_host(out))
 

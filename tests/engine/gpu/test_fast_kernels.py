@@ -16,7 +16,8 @@ from cuda_pair import FLOAT32, ROUNDOFF, TREES, Pair
 from test_replays import Seen, opened, tree
 
 from kdtr.contract import ModelConfig
-from kdtr.engine import cuda_attention, cuda_modules
+from kdtr.engine import cuda_attention, cuda_hopper, cuda_modules
+from kdtr.engine.cuda_cuts import Cut
 from kdtr.engine.cuda_launcher import CudaLauncher
 from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.model import TreeModel
@@ -76,13 +77,16 @@ def test_the_wide_model_runs_them(
 
 
 SPLITS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 73, 100)
-LENGTH = 2300  # 73 tiles
+LENGTH = 2300  # 73 tiles of 32 slots
 
 
+@pytest.mark.parametrize("block_rows", [16, 32, cuda_hopper.ROWS])
 def test_every_merge_runs_and_agrees_with_the_host(
-    cuda_sets: dict[str, Any], small: ModelConfig
+    cuda_sets: dict[str, Any], small: ModelConfig, block_rows: int
 ) -> None:
-    """Nine rows of four heads: a block of 32 and a light one, which has splits of its own."""
+    """Nine nodes of four heads: a light block too beside one of 32 rows, with splits of its own."""
+    if block_rows == cuda_hopper.ROWS:
+        needs_hopper()
     pair = Pair(cuda_sets["bfloat16"], "bfloat16")
     n, h, c, r = 9, 4, 512, 64
     config = small.replace(kv_lora_rank=c, qk_rope_head_dim=r, num_attention_heads=h)
@@ -112,6 +116,7 @@ def test_every_merge_runs_and_agrees_with_the_host(
     _, bits = over.tree_layout(rows.parents, rows.committed_len)
 
     merged = set()
+    kind = "wgmma" if block_rows == cuda_hopper.ROWS else f"mma_{block_rows}"
     for splits in SPLITS:
         with launched(kernels) as names, kernels.turn:
             out = cuda_attention.verify_attn(
@@ -124,8 +129,10 @@ def test_every_merge_runs_and_agrees_with_the_host(
                 0.2,
                 32,
                 rows.max_slots,
-                splits=splits,
+                wgmma=lambda name: kernels._modules.kernel("verify_attn_wgmma", name),
+                cut=Cut(block_rows, splits),
             )
+        assert f"verify_attn_{kind}" in names
         merged |= {name for name in names if "merge" in name}
         np.testing.assert_allclose(
             kernels.to_host(out),
