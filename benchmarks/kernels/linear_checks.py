@@ -63,7 +63,7 @@ class Checks:
                 size = x[:rows].double().abs() @ w.double().abs().T
                 names = {cuda_linear.plan(ax, d.of(w), hopper=d.hopper)}
                 if cuda_linear.fast(ax, d.of(w)):
-                    names |= self.d.fitting(o)
+                    names |= set(cuda_linear.fitting(o, hopper=d.hopper))
                 same = None
                 for name in sorted(names):
                     out = torch.full((n, o), 7.0, device="cuda").to(w.dtype)
@@ -73,8 +73,7 @@ class Checks:
                     self.expect(label + " padding", bool((out[rows:] == 7).all()))
                     same = out[:rows] if same is None else same
                     self.expect(label + " same bits", torch.equal(same, out[:rows]))
-                wgmma = get if d.hopper and dtype == "bf16" else None
-                y = d.back(cuda_linear.linear(get, ax, d.of(w), count, wgmma=wgmma), dtype)
+                y = d.back(cuda_linear.linear(get, ax, d.of(w), count, wgmma=d.wgmma(dtype)), dtype)
                 self.expect(f"linear {dtype} {n} {o} {i}", torch.equal(y[:rows], same))
                 for row in (0, rows // 2, rows - 1):
                     alone = d.back(cuda_linear.linear(get, ax[row : row + 1], d.of(w)), dtype)

@@ -116,7 +116,7 @@ class Times:
                 chosen = cuda_linear.plan(ax, arrays[0], hopper=d.hopper)
                 names = [chosen]
                 if self.variants:
-                    names += sorted(d.fitting(o) - {chosen})
+                    names += sorted({*cuda_linear.fitting(o, hopper=d.hopper)} - {chosen})
                 elif d.hopper and chosen != (portable := cuda_linear.plan(ax, arrays[0])):
                     names.append(portable)
                 for name in names:

@@ -19,19 +19,6 @@ SHAPES = ((64, 64), (576, 1056), (1100, 2080), (4100, 520), (4160, 2336))
 ROWS = (25, 40, 65, 130)
 
 
-def fitting(o: int, *, hopper: bool) -> set[str]:
-    """The fast kernels with as many slices as o rows of weights ask for."""
-    slices = cuda_linear.slices_of(o)
-    streams = {f"linear_stream_{256 // slices}_{rows}" for rows in (8, 24)}
-    wide = {f"linear_wide_{rows}_{slices}" for rows in (40, 65)}
-    wgmma = {
-        name
-        for name in cuda_linear.SHARED_BYTES
-        if name.startswith("linear_wgmma") and int(name.split("_")[4]) == slices
-    }
-    return streams | wide | (wgmma if hopper else set())
-
-
 @pytest.mark.parametrize(("o", "i"), SHAPES)
 @pytest.mark.parametrize("n", ROWS)
 def test_all_kernels_give_the_same_bits(cuda_sets: dict[str, Any], o: int, i: int, n: int) -> None:
@@ -46,14 +33,14 @@ def test_all_kernels_give_the_same_bits(cuda_sets: dict[str, Any], o: int, i: in
         on_device[counted:] = 0x7FC0  # NaN where rows are padding
 
         def run(name: str) -> np.ndarray:
-            file = "linear_wgmma" if "wgmma" in name else "linear"
+            file = cuda_linear.file_of(name)
             out = kernels._empty((n, o), np.uint16)
             out.fill(0x1234)
             get = lambda entry: kernels._modules.kernel(file, entry)  # noqa: E731
             cuda_linear.run(get, name, on_device, its, out, count)
             return out.get()
 
-        names = sorted(fitting(o, hopper=hopper))
+        names = cuda_linear.fitting(o, hopper=hopper)
         found = {name: run(name) for name in names}
         alone = [
             cuda_linear.linear(
