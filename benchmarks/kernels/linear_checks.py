@@ -202,8 +202,8 @@ class Checks:
     def experts(self) -> None:
         torch, d = self.torch, self.d
         for dtype in ("f32", "bf16"):
-            get, get_linear = d.getter("experts", dtype), d.getter("linear", dtype)
-            router = d.getter("router", dtype)
+            get, router = d.getter("experts", dtype), d.getter("router", dtype)
+            get_linear, wgmma = d.linear(dtype), d.wgmma(dtype)
             for e, k, m, i, s in (
                 (64, 8, 512, 256, 256),
                 (16, 3, 264, 40, 72),
@@ -253,8 +253,10 @@ class Checks:
                 if shared:
                     for n in (1, 17, 65):
                         x = self.random(n, m, dtype=dtype)
-                        two = map(d.of, shared)
-                        y = d.back(cuda_experts.swiglu(get, get_linear, d.of(x), *two), dtype)
+                        arrays = d.of(x), *map(d.of, shared)
+                        y = d.back(
+                            cuda_experts.swiglu(get, get_linear, *arrays, wgmma=wgmma), dtype
+                        )
                         exact = self.exact_swiglu(x, *shared)
                         error = (y.double() - exact).abs().max() / exact.square().mean().sqrt()
                         self.expect(f"swiglu {dtype} {m} {s} {n}", error.item() < limit)
@@ -282,8 +284,8 @@ class Checks:
         """100 replays leave the same bits, with launches that overlap and without."""
         torch, d = self.torch, self.d
         e, k, m, i = 64, 8, 1024, 256
-        linear, experts = d.getter("linear", "bf16"), d.getter("experts", "bf16")
-        router = d.getter("router", "bf16")
+        linear, wgmma = d.linear("bf16"), d.wgmma("bf16")
+        experts, router = d.getter("experts", "bf16"), d.getter("router", "bf16")
         config = types.SimpleNamespace(
             num_experts_per_tok=k, n_group=1, topk_group=1, norm_topk_prob=True,
             routed_scaling_factor=2.5, scoring_func="sigmoid",
@@ -303,8 +305,8 @@ class Checks:
             for overlap in (False, True):
 
                 def chain(overlap: bool = overlap) -> Any:
-                    h = cuda_linear.linear(linear, x, w, count, overlap=overlap)
-                    h = cuda_linear.linear(linear, h, back, count, overlap=overlap)
+                    h = cuda_linear.linear(linear, x, w, count, wgmma=wgmma, overlap=overlap)
+                    h = cuda_linear.linear(linear, h, back, count, wgmma=wgmma, overlap=overlap)
                     groups = cuda_router.new_groups(n, e, k)
                     scores, ids, weights = cuda_router.route(
                         router, h, gate, bias, config, count, groups, arrived, overlap=overlap
@@ -313,7 +315,7 @@ class Checks:
                         experts, h, ids, weights, gate_up, down, shared, groups, count,
                         overlap=overlap,
                     )  # fmt: skip
-                    last = cuda_linear.linear(linear, y, w, count, overlap=overlap)
+                    last = cuda_linear.linear(linear, y, w, count, wgmma=wgmma, overlap=overlap)
                     return last, scores, ids, h, y, weights
 
                 graph, kept = d.graph(chain)
