@@ -1,4 +1,4 @@
-"""Every kernel that may serve a projection: its bits.
+"""Every kernel that may serve a projection: its bits, and the rows it touches.
 
 All of them give the same bits, and a row alone as among others; so a row's bits do not depend on
 the number of rows, which decides which kernel runs. That wgmma gives the bits of mma.sync is an
@@ -9,6 +9,7 @@ differ, Hopper's half fails, and linear.cu alone may serve projections.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,9 @@ SHAPES = (
     (4100, 520),  # 8 slices: four rows left over, and a last step of one chunk
     (4160, 2336),  # 8 slices: 64 rows left over, all that a block of wgmma has
 )
+ROWS = (1, 20, 100)  # the last block of rows of no kernel is full
 NAN, UNTOUCHED = 0x7FC0, 0x1234  # bits of bfloat16
+BAND = 128  # rows before and behind those that a kernel is given: more than a block has
 
 
 @pytest.fixture(scope="session")
@@ -107,3 +110,89 @@ def test_all_kernels_give_the_same_bits(bfloat16: Any, file: str, o: int, i: int
     for which, bits in found.items():
         assert (bits[counted:] == UNTOUCHED).all(), f"{which}: padding is written"
         assert np.array_equal(first[:counted], bits[:counted]), which
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Of rows: x [n, *] -> out [n, *row].
+
+    x      on the device, with BAND rows of numbers before those n, and behind them
+    start  takes x and out, both without the bands, and count
+    """
+
+    x: Any
+    row: tuple[int, ...]
+    start: Callable[[Any, Any, Any], None]
+
+    def out(self, kernels: Any) -> Any:
+        """Between bands as well, nothing written."""
+        out = kernels._empty((len(self.x), *self.row), np.uint16)
+        out.fill(UNTOUCHED)
+        return out
+
+    def run(self, out: Any, count: Any) -> None:
+        self.start(self.x[BAND:-BAND], out[BAND:-BAND], count)
+
+
+def operations(pair: Pair, file: str, n: int) -> dict[str, Operation]:
+    """By kernel: those of a file that may serve n rows of a projection, or of heads."""
+    get = kernel_of(pair.cuda, file)
+
+    def project(name: str, weight: Any, x: Any, out: Any, count: Any) -> None:
+        cuda_linear.run(get, name, x, weight, out, count)
+
+    found: dict[str, Operation] = {}
+    for o, i in ((576, 1048), (4100, 520)):
+        (_, x), (_, weight) = pair.numbers(BAND + n + BAND, i), pair.numbers(o, i)
+        names = fitting(o, file) + (["linear_any"] if file == "linear" else [])
+        for name in names:
+            found[f"{name}, o = {o}"] = Operation(x, (o,), partial(project, name, weight))
+    return found | (of_heads(pair, n) if file == "linear" else {})
+
+
+def of_heads(pair: Pair, n: int) -> dict[str, Operation]:
+    """`linear_heads` and `latent_query`, of as many rows of x a block as n asks for."""
+    get = kernel_of(pair.cuda, "linear")
+    h, c, d, r = 3, 40, 136, 16
+    rows = BAND + n + BAND
+    (_, x), (_, q) = pair.numbers(rows, h, d), pair.numbers(rows, h, d + r)
+    (_, w_vc), (_, w_kc) = pair.numbers(h, c, d), pair.numbers(h, c, d)
+    angles = pair.rng.standard_normal((2, rows, r // 2)).astype(np.float32)
+    cos, sin = (pair.cuda.upload(of)[BAND:-BAND] for of in angles)
+
+    def values(x: Any, out: Any, count: Any) -> None:
+        assert cuda_linear.fast(x, w_vc)
+        cuda_linear.batched_linear(get, x, w_vc, out, count)
+
+    def query(q: Any, out: Any, count: Any) -> None:
+        assert cuda_linear.fast_query(q, w_kc)
+        cuda_linear.latent_query(get, q, w_kc, cos, sin, out, count)
+
+    return {
+        "linear_heads": Operation(x, (h, c), values),
+        "latent_query": Operation(q, (h, c + r), query),
+    }
+
+
+@pytest.mark.parametrize("beyond", [1, 100, 1 << 32])
+@pytest.mark.parametrize("n", ROWS)
+def test_a_count_beyond_the_rows_is_all_of_them(
+    bfloat16: Any, file: str, n: int, beyond: int
+) -> None:
+    """No row beyond them is written, nor read: what is read is multiplied, and written."""
+    pair = Pair(bfloat16, "bfloat16", seed=n)
+    found = {}
+    with bfloat16.turn:
+        counts = [bfloat16._uploaded(np.array([count], np.int64)) for count in (n, n + beyond)]
+        for name, operation in operations(pair, file, n).items():
+            outs = [operation.out(bfloat16) for _ in counts]
+            for out, count in zip(outs, counts, strict=True):
+                operation.run(out, count)
+            found[name] = [out.get() for out in outs]
+
+    for name, (expected, bits) in found.items():
+        written = (expected != UNTOUCHED).reshape(len(expected), -1).any(axis=1)
+        assert written[BAND:-BAND].all(), f"{name}: a row that counts is not written"
+        assert not written[:BAND].any(), f"{name}: written before the first row"
+        assert not written[-BAND:].any(), f"{name}: written behind the last row"
+        assert np.array_equal(expected, bits), f"{name}, count = {n + beyond} of {n} rows"
