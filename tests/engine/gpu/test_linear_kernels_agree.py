@@ -1,4 +1,4 @@
-"""Every kernel that may serve a projection: its bits, and the rows it touches.
+"""Every kernel that may serve a projection: its bits, the rows it touches, the kernel it waits for.
 
 All of them give the same bits, and a row alone as among others; so a row's bits do not depend on
 the number of rows, which decides which kernel runs. That wgmma gives the bits of mma.sync is an
@@ -18,6 +18,7 @@ import pytest
 from cuda_pair import FLOAT32, ROUNDOFF, Pair
 
 from kdtr.engine import cuda_linear
+from kdtr.engine.cuda_launch import launch
 
 # o, i. Weights of 4,096 rows and more have 8 slices of i, smaller ones 16; a step is 32 elements of
 # i, a stage of wgmma 64; a block has 16, 32, 64 or 128 rows of weights.
@@ -33,6 +34,7 @@ SHAPES = (
 ROWS = (1, 20, 100)  # the last block of rows of no kernel is full
 NAN, UNTOUCHED = 0x7FC0, 0x1234  # bits of bfloat16
 BAND = 128  # rows before and behind those that a kernel is given: more than a block has
+CLOCKS = 2_000_000  # about a millisecond: a hundred times what the host takes for the next launch
 
 
 @pytest.fixture(scope="session")
@@ -117,12 +119,12 @@ class Operation:
     """Of rows: x [n, *] -> out [n, *row].
 
     x      on the device, with BAND rows of numbers before those n, and behind them
-    start  takes x and out, both without the bands, and count
+    start  takes x and out, both without the bands, count, and overlap
     """
 
     x: Any
     row: tuple[int, ...]
-    start: Callable[[Any, Any, Any], None]
+    start: Callable[[Any, Any, Any, bool], None]
 
     def out(self, kernels: Any) -> Any:
         """Between bands as well, nothing written."""
@@ -130,16 +132,16 @@ class Operation:
         out.fill(UNTOUCHED)
         return out
 
-    def run(self, out: Any, count: Any) -> None:
-        self.start(self.x[BAND:-BAND], out[BAND:-BAND], count)
+    def run(self, out: Any, count: Any, *, overlap: bool = False) -> None:
+        self.start(self.x[BAND:-BAND], out[BAND:-BAND], count, overlap)
 
 
 def operations(pair: Pair, file: str, n: int) -> dict[str, Operation]:
     """By kernel: those of a file that may serve n rows of a projection, or of heads."""
     get = kernel_of(pair.cuda, file)
 
-    def project(name: str, weight: Any, x: Any, out: Any, count: Any) -> None:
-        cuda_linear.run(get, name, x, weight, out, count)
+    def project(name: str, weight: Any, x: Any, out: Any, count: Any, overlap: bool) -> None:
+        cuda_linear.run(get, name, x, weight, out, count, overlap=overlap)
 
     found: dict[str, Operation] = {}
     for o, i in ((576, 1048), (4100, 520)):
@@ -160,13 +162,13 @@ def of_heads(pair: Pair, n: int) -> dict[str, Operation]:
     angles = pair.rng.standard_normal((2, rows, r // 2)).astype(np.float32)
     cos, sin = (pair.cuda.upload(of)[BAND:-BAND] for of in angles)
 
-    def values(x: Any, out: Any, count: Any) -> None:
+    def values(x: Any, out: Any, count: Any, overlap: bool) -> None:
         assert cuda_linear.fast(x, w_vc)
-        cuda_linear.batched_linear(get, x, w_vc, out, count)
+        cuda_linear.batched_linear(get, x, w_vc, out, count, overlap=overlap)
 
-    def query(q: Any, out: Any, count: Any) -> None:
+    def query(q: Any, out: Any, count: Any, overlap: bool) -> None:
         assert cuda_linear.fast_query(q, w_kc)
-        cuda_linear.latent_query(get, q, w_kc, cos, sin, out, count)
+        cuda_linear.latent_query(get, q, w_kc, cos, sin, out, count, overlap=overlap)
 
     return {
         "linear_heads": Operation(x, (h, c), values),
@@ -196,3 +198,87 @@ def test_a_count_beyond_the_rows_is_all_of_them(
         assert not written[:BAND].any(), f"{name}: written before the first row"
         assert not written[-BAND:].any(), f"{name}: written behind the last row"
         assert np.array_equal(expected, bits), f"{name}, count = {n + beyond} of {n} rows"
+
+
+# The first lets the kernel behind it start, takes its time, and then writes. The second reads
+# before it waits for the kernel ahead, and after.
+LATE = """
+extern "C" __global__ void write_late(
+    const unsigned short* from, unsigned short* to, int n, int clocks)  // [n], [n]
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    long long begin = clock64();
+    while (clock64() - begin < clocks) {}
+    for (int at = blockIdx.x * blockDim.x + threadIdx.x; at < n; at += gridDim.x * blockDim.x)
+        to[at] = from[at];
+}
+extern "C" __global__ void read_twice(
+    const volatile unsigned short* x, unsigned short* seen)  // [1], [2]
+{
+    seen[0] = x[0];
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    seen[1] = x[0];
+}
+"""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A slow writer, behind which the next kernel may start at once."""
+
+    writer: Any
+    reader: Any
+
+    def write(self, finished: Any, x: Any, clocks: int = CLOCKS) -> None:
+        launch(self.writer, (16, 1, 1), 256, 0, (finished, x, x.size, clocks))
+
+    def is_overtaken(self, kernels: Any) -> bool:
+        """Whether a kernel behind it that does not wait reads what was there before."""
+        finished, x, seen = (kernels._empty((size,), np.uint16) for size in (1, 1, 2))
+        finished.fill(UNTOUCHED)
+        early = UNTOUCHED
+        for clocks in (0, CLOCKS):  # 0: loads the kernels, which may take longer than the writer
+            x.fill(NAN)
+            self.write(finished, x, clocks)
+            launch(self.reader, (1, 1, 1), 1, 0, (x, seen), overlap=True)
+            early, waited = seen.get().tolist()
+            assert waited == UNTOUCHED, "a kernel that waits reads what the one ahead wrote"
+        return early == NAN
+
+
+@pytest.fixture(scope="session")
+def late() -> Late:
+    cupy = pytest.importorskip("cupy")
+    found = cupy.cuda.Device().compute_capability
+    if int(found) < 90:
+        pytest.skip(f"launches overlap from compute capability 9.0 on; this device has {found}")
+    module = cupy.RawModule(code=LATE, options=("-std=c++17",))
+    return Late(module.get_function("write_late"), module.get_function("read_twice"))
+
+
+# `late` comes first: below compute capability 9.0 there are no kernels either.
+@pytest.mark.parametrize("n", ROWS)
+def test_a_kernel_that_starts_early_waits_for_its_rows(
+    late: Late, bfloat16: Any, file: str, n: int
+) -> None:
+    pair = Pair(bfloat16, "bfloat16", seed=n)
+    found = {}
+    with bfloat16.turn:
+        if not late.is_overtaken(bfloat16):
+            pytest.skip(
+                "launches do not overlap here: CUDA_LAUNCH_BLOCKING, or a tool that runs kernels "
+                "one by one"
+            )
+        count = bfloat16._uploaded(np.array([n], np.int64))
+        for name, operation in operations(pair, file, n).items():
+            expected, out = operation.out(bfloat16), operation.out(bfloat16)
+            operation.run(expected, count)  # loads the kernel, too
+            finished = operation.x.copy()
+            operation.x.fill(NAN)
+            late.write(finished, operation.x)
+            operation.run(out, count, overlap=True)
+            found[name] = expected.get(), out.get()
+
+    for name, (expected, bits) in found.items():
+        assert (expected[BAND:-BAND] != UNTOUCHED).any(), f"{name}: nothing is written"
+        assert np.array_equal(expected, bits), name
