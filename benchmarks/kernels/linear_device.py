@@ -30,8 +30,8 @@ class Device:
     def getter(self, file: str, dtype: str) -> Callable[[str], Any]:
         if (file, dtype) not in self.modules:
             path = KERNELS / f"{file}.cu"
-            options = ("-std=c++17", f"-I{path.parent}")
-            options += ("-DSTORE_BF16",) if dtype == "bf16" else ()
+            storage = ("-DSTORE_BF16",) if dtype == "bf16" else ()
+            options = ("-std=c++17", f"-I{path.parent}", *storage)
             if file in HOPPER_FILES:
                 module = cuda_hopper.compiled(self.cp, path.read_text(), path.name, options)
             else:
