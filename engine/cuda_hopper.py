@@ -45,9 +45,8 @@ def tile_map(rows: Any) -> TensorMap:
 @lru_cache(_MOST_MAPS)
 def _tile_map(address: int, n_rows: int, row_len: int) -> TensorMap:
     sizes, strides = (64, n_rows, row_len // 64), (2 * row_len, 128)  # rows, groups of columns
-    return _encoded(
-        address, sizes, strides, (64, TILE, _GROUPS)
-    )  # no swizzle beside the cache's own
+    box = (64, TILE, _GROUPS)
+    return _encoded(address, sizes, strides, box)  # no swizzle beside the cache's own
 
 
 def matrix_map(matrix: Any, box_rows: int) -> TensorMap:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,21 +22,69 @@ Kernel = Any  # cupy.RawKernel
 GetKernel = Callable[[str], Kernel]
 
 BLOCK = 256
+WGMMA = "linear_wgmma"  # the file of those that Hopper alone has
 _MANY = 4096  # rows of weights from which sums have 8 slices instead of 16
 
-# Stages, by kernel: linear_stream_<rows of weights>_<rows of x> holds 8 warps' own.
-_STREAM = {(16, 8): 8, (16, 24): 4, (32, 8): 4, (32, 24): 3}
-# linear_wide_<rows of x>_<slices>, by rows of x: 128 rows of weights, rows of x, of two slices.
-_WIDE = {40: 4, 65: 4}
-_WIDE_BLOCK, _WIDE_WEIGHTS, _WIDE_SLICES = 128, 128, 2  # threads; rows and slices of a block
-# linear_wgmma_<rows of x>_<warpgroups>_<slices>_<blocks that have them>, of Hopper alone.
-_WGMMA = {
-    (rows, groups, slices, parts): stages
-    for rows in (40, 72)
-    for groups, slices, parts, stages in ((1, 16, 8, 6), (2, 16, 8, 4), (1, 8, 2, 6))
+
+@dataclass(frozen=True, slots=True)
+class _Fast:
+    """A kernel of projections whose rows are `fast`, and what a block of it has.
+
+    file          of kernels/, without its ending
+    weights       rows of weights
+    rows          of x
+    slices        into which i is cut
+    parts         blocks that share the slices: a cluster
+    shared_bytes  dynamic
+    """
+
+    name: str
+    file: str
+    weights: int
+    rows: int
+    slices: int
+    parts: int
+    threads: int
+    shared_bytes: int
+
+
+def _stream(weights: int, rows: int, stages: int) -> _Fast:
+    """Each of 8 warps has stages of its own."""
+    n_bytes = 8 * stages * (2 * weights // 16 + rows // 8) * 512
+    name = f"linear_stream_{weights}_{rows}"
+    return _Fast(name, "linear", weights, rows, 256 // weights, 1, BLOCK, n_bytes)
+
+
+def _wide(rows: int, slices: int, stages: int) -> _Fast:
+    """A block has 128 rows of weights and two slices."""
+    n_bytes = stages * 2 * 64 * (128 + rows)
+    name = f"linear_wide_{rows}_{slices}"
+    return _Fast(name, "linear", 128, rows, slices, slices // 2, 128, n_bytes)
+
+
+def _wgmma(rows: int, groups: int, slices: int, parts: int, stages: int) -> _Fast:
+    """A warpgroup has 64 rows of weights."""
+    n_bytes = stages * (128 * (64 * groups + rows) + 16)
+    name = f"{WGMMA}_{rows}_{groups}_{slices}_{parts}"
+    return _Fast(name, WGMMA, 64 * groups, rows, slices, parts, 128 * groups, n_bytes)
+
+
+_FAST = {
+    kernel.name: kernel
+    for kernel in (
+        _stream(16, 8, stages=8),
+        _stream(16, 24, stages=4),
+        _stream(32, 8, stages=4),
+        _stream(32, 24, stages=3),
+        *(_wide(rows, slices, stages=4) for rows in (40, 65) for slices in (8, 16)),
+        *(
+            _wgmma(rows, groups, slices, parts, stages)
+            for rows in (40, 72)
+            for groups, slices, parts, stages in ((1, 16, 8, 6), (2, 16, 8, 4), (1, 8, 2, 6))
+        ),
+    )
 }
-_WGMMA_ROWS = 64  # of weights, a warpgroup
-# linear_heads_<rows of x>
+# linear_heads_<rows of x>, and the stages of each.
 _HEADS = {8: 4, 24: 4, 65: 3}
 
 
@@ -47,19 +96,7 @@ def _heads_bytes(rows: int, i: int = 1 << 20) -> int:
 
 # Dynamic shared memory, at most, by kernel.
 SHARED_BYTES = {
-    **{
-        f"linear_stream_{o}_{rows}": 8 * stages * (2 * o // 16 + rows // 8) * 512
-        for (o, rows), stages in _STREAM.items()
-    },
-    **{
-        f"linear_wide_{rows}_{slices}": stages * _WIDE_SLICES * 64 * (_WIDE_WEIGHTS + rows)
-        for rows, stages in _WIDE.items()
-        for slices in (8, 16)
-    },
-    **{
-        "linear_wgmma_" + "_".join(map(str, kind)): stages * (128 * (64 * kind[1] + kind[0]) + 16)
-        for kind, stages in _WGMMA.items()
-    },
+    **{name: kernel.shared_bytes for name, kernel in _FAST.items()},
     **{
         f"{kind}_{rows}": _heads_bytes(rows)
         for kind in ("linear_heads", "latent_query")
@@ -88,7 +125,7 @@ def linear(
     out = cupy.empty((len(x), len(weight)), x.dtype)
     x = _contiguous_rows(x)
     name = plan(x, weight, hopper=wgmma is not None)
-    if wgmma is not None and name.startswith("linear_wgmma"):
+    if wgmma is not None and file_of(name) == WGMMA:
         kernel = wgmma
     run(kernel, name, x, weight, out, count, overlap=overlap)
     return out
@@ -179,6 +216,24 @@ def plan(x: Array, weight: Array, *, hopper: bool = False) -> str:
     return f"linear_wide_{40 if n <= 40 else 65}_{slices}"
 
 
+def fitting(o: int, *, hopper: bool) -> list[str]:
+    """All that `plan` might choose for o rows of weights that are `fast`, and `run` may run.
+
+    Those with as many slices: they have one order of sums.
+    """
+    slices = slices_of(o)
+    return [
+        name
+        for name, kernel in _FAST.items()
+        if kernel.slices == slices and (hopper or kernel.file != WGMMA)
+    ]
+
+
+def file_of(name: str) -> str:
+    """The file of kernels/ that has a kernel of projections, without its ending."""
+    return _FAST[name].file if name in _FAST else "linear"
+
+
 def slices_of(o: int) -> int:
     """Into which i is cut, by the rows of weights alone."""
     return 8 if o >= _MANY else 16
@@ -191,7 +246,7 @@ def _wgmma_shape(o: int) -> tuple[int, int]:
     """
     if slices_of(o) == 8:
         return 1, 2
-    return (1 if o <= 24 * _WGMMA_ROWS else 2), 8
+    return (1 if o <= 24 * 64 else 2), 8
 
 
 def run(
@@ -204,32 +259,28 @@ def run(
     *,
     overlap: bool = False,
 ) -> None:
-    """The kernel of that name, whatever the shape; all but `linear_any`: if `fast`."""
+    """The kernel of that name, whatever the number of rows.
+
+    `linear_any`, or one of those `fitting`, if x and weight are `fast`.
+    """
     n, (o, i) = len(x), weight.shape
     x_stride = ctypes.c_longlong(x.strides[0] // x.itemsize)
     out_stride = ctypes.c_longlong(out.strides[0] // out.itemsize)
-    kind, *numbers = name.split("_")[1:]
-    if kind == "any":
+    if name == "linear_any":
         zero = ctypes.c_longlong(0)
         grid = (-(-o // 16), -(-n // 8), 1)
         arguments: tuple[Any, ...] = (x, weight, out, count, n, o, i, x_stride, zero, out_stride)
         launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
-    elif kind == "wide":
-        rows, slices = map(int, numbers)
-        grid = (-(-o // _WIDE_WEIGHTS), slices // _WIDE_SLICES, -(-n // rows))
-        arguments = (x, weight, out, count, n, o, i, x_stride, out_stride)
-        launch(kernel(name), grid, _WIDE_BLOCK, SHARED_BYTES[name], arguments, overlap)
-    elif kind == "wgmma":
-        rows, groups, _, parts = map(int, numbers)
-        grid = (-(-o // (_WGMMA_ROWS * groups)), parts, -(-n // rows))
-        maps = cuda_hopper.matrix_map(weight, _WGMMA_ROWS * groups), cuda_hopper.matrix_map(x, rows)
+        return
+    its = _FAST[name]
+    tiles, row_tiles = -(-o // its.weights), -(-n // its.rows)
+    grid = (tiles, row_tiles, 1) if its.parts == 1 else (tiles, its.parts, row_tiles)
+    if its.file == WGMMA:
+        maps = cuda_hopper.matrix_map(weight, its.weights), cuda_hopper.matrix_map(x, its.rows)
         arguments = (*maps, out, count, n, o, i, out_stride)
-        launch(kernel(name), grid, 128 * groups, SHARED_BYTES[name], arguments, overlap)
     else:
-        o_rows, rows = map(int, numbers)
-        grid = (-(-o // o_rows), -(-n // rows), 1)
         arguments = (x, weight, out, count, n, o, i, x_stride, out_stride)
-        launch(kernel(name), grid, BLOCK, SHARED_BYTES[name], arguments, overlap)
+    launch(kernel(name), grid, its.threads, its.shared_bytes, arguments, overlap)
 
 
 def fast(x: Array, weight: Array) -> bool:

@@ -18,9 +18,28 @@ import json
 import sys
 from pathlib import Path
 
+import linear_checks_experts
+import linear_checks_projections
+import linear_checks_replays
+import linear_times_experts
+import linear_times_projections
 from linear_checks import Checks
 from linear_device import Device
-from linear_times import Times, table
+from linear_table import table
+from linear_times import Times
+
+CHECKS = (
+    linear_checks_projections.projections,
+    linear_checks_experts.router,
+    linear_checks_experts.experts,
+    linear_checks_replays.replays,
+)
+TIMES = (
+    linear_times_projections.projections,
+    linear_times_projections.heads,
+    linear_times_projections.queries,
+    linear_times_experts.experts,
+)
 
 
 def main() -> int:
@@ -36,10 +55,10 @@ def main() -> int:
     print(f"{properties.name}, torch {device.torch.__version__}, cupy {device.cp.__version__}")
     good = True
     if options.check:
-        good = Checks(device).run()
+        good = Checks(device).run(*CHECKS)
     if options.time:
         times = Times(device, options.variants)
-        times.run()
+        times.run(*TIMES)
         if options.table:
             options.table.parent.mkdir(parents=True, exist_ok=True)
             options.table.write_text(table(times), encoding="utf-8")

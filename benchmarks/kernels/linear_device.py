@@ -30,8 +30,8 @@ class Device:
     def getter(self, file: str, dtype: str) -> Callable[[str], Any]:
         if (file, dtype) not in self.modules:
             path = KERNELS / f"{file}.cu"
-            options = ("-std=c++17", f"-I{path.parent}")
-            options += ("-DSTORE_BF16",) if dtype == "bf16" else ()
+            storage = ("-DSTORE_BF16",) if dtype == "bf16" else ()
+            options = ("-std=c++17", f"-I{path.parent}", *storage)
             if file in HOPPER_FILES:
                 module = cuda_hopper.compiled(self.cp, path.read_text(), path.name, options)
             else:
@@ -48,23 +48,11 @@ class Device:
 
     def linear(self, dtype: str) -> Callable[[str], Any]:
         """Kernels of projections, whatever their file."""
-        get, get_wgmma = self.getter("linear", dtype), None
-        if dtype == "bf16" and self.hopper:
-            get_wgmma = self.getter("linear_wgmma", dtype)
-        return lambda name: (
-            get_wgmma(name) if get_wgmma and name.startswith("linear_wgmma") else get(name)
-        )
+        return lambda name: self.getter(cuda_linear.file_of(name), dtype)(name)
 
-    def fitting(self, o: int) -> set[str]:
-        """Kernels of projections that may serve o rows of weights: those with as many slices."""
-        slices = cuda_linear.slices_of(o)
-        found = {f"linear_stream_{256 // slices}_{rows}" for rows in (8, 24)}
-        for name in cuda_linear.SHARED_BYTES:
-            kind, *numbers = name.split("_")[1:]
-            at = {"wide": 1, "wgmma": 2}.get(kind)
-            if at and int(numbers[at]) == slices and (kind == "wide" or self.hopper):
-                found.add(name)
-        return found
+    def wgmma(self, dtype: str) -> Callable[[str], Any] | None:
+        """Those that Hopper alone has, where an engine would have them."""
+        return self.getter(cuda_linear.WGMMA, dtype) if self.hopper and dtype == "bf16" else None
 
     def of(self, tensor: Any) -> Any:
         """A torch tensor, bfloat16 as its bits, as a CuPy array of the same memory."""

@@ -10,6 +10,8 @@ import pytest
 from kdtr.engine import cuda_linear
 from kdtr.engine.cuda_hopper import ARCHITECTURE
 
+SIZES = (8, 1_024, 1_536, 1_544, 4_095, 4_096, 7_168, 129_280)  # rows of weights
+
 
 def matrix(rows: int, columns: int, itemsize: int = 2) -> Any:
     """As much of an array as `plan` looks at."""
@@ -27,6 +29,7 @@ def matrix(rows: int, columns: int, itemsize: int = 2) -> Any:
 
 
 def slices(name: str) -> int:
+    """As the .cu files name their kernels."""
     kind, *numbers = name.split("_")[1:]
     return {
         "stream": lambda: 256 // int(numbers[0]),
@@ -36,7 +39,7 @@ def slices(name: str) -> int:
 
 
 @pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("o", [8, 1_024, 1_536, 1_544, 4_095, 4_096, 7_168, 129_280])
+@pytest.mark.parametrize("o", SIZES)
 def test_the_number_of_rows_chooses_the_kernel_and_not_the_order(o: int, hopper: bool) -> None:
     names = {
         n: cuda_linear.plan(matrix(n, 512), matrix(o, 512), hopper=hopper)
@@ -44,8 +47,29 @@ def test_the_number_of_rows_chooses_the_kernel_and_not_the_order(o: int, hopper:
     }
 
     assert {cuda_linear.slices_of(o)} == {slices(name) for name in names.values()}
-    assert set(names.values()) <= set(cuda_linear.SHARED_BYTES)
+    assert set(names.values()) <= set(cuda_linear.fitting(o, hopper=hopper))
     assert hopper == any("wgmma" in name for name in names.values())
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("o", SIZES)
+def test_kernels_that_fit_cut_as_many_slices(o: int, hopper: bool) -> None:
+    names = cuda_linear.fitting(o, hopper=hopper)
+
+    assert {cuda_linear.slices_of(o)} == {slices(name) for name in names}
+    assert set(names) <= set(cuda_linear.SHARED_BYTES)
+    assert len(names) == len(set(names))
+    assert hopper == any("wgmma" in name for name in names)
+    for name in names:
+        assert ("linear_wgmma" if "wgmma" in name else "linear") == cuda_linear.file_of(name)
+
+
+def test_every_kernel_of_projections_fits_some_weights() -> None:
+    heads = ("linear_heads", "latent_query")
+
+    some = {name for o in SIZES for name in cuda_linear.fitting(o, hopper=True)}
+
+    assert {name for name in cuda_linear.SHARED_BYTES if not name.startswith(heads)} == some
 
 
 def test_rows_that_are_not_whole_chunks_take_the_general_kernel() -> None:
