@@ -148,15 +148,18 @@ __device__ __forceinline__ u32 bad_slots(u32 tile, int warp, int lane, int n_val
 
 // In the warp's 128 columns: 0 for what is not finite if some of it is bad, and in rows from n_valid on.
 __device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid, u32 bad) {
-    int begin = bad ? 0 : n_valid & ~1;
-    u32 at = tile + (begin + (lane >> 4)) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+    u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
+    if (bad)
 #pragma unroll 1
-    for (int row = begin + (lane >> 4); row < KEYS; row += 2, at += 2 * ROW_BYTES) {
-        u32 x[4] = {0, 0, 0, 0};
-        if (row < n_valid) read_shared(x, at);
-        write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
-                     finite_or_zero(x[3]));
-    }
+        for (int row = lane >> 4; row < KEYS && row < n_valid; row += 2) {
+            u32 x[4], its = at + (row & ~1) * ROW_BYTES;
+            read_shared(x, its);
+            write_shared(its, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
+                         finite_or_zero(x[3]));
+        }
+#pragma unroll
+    for (int row = 0; row < KEYS; row += 2)
+        if (row + (lane >> 4) >= n_valid) write_shared(at + row * ROW_BYTES, 0u, 0u, 0u, 0u);
     // The next bulk copy into this stage comes after these writes.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
@@ -236,8 +239,17 @@ __device__ __forceinline__ void attend(
         }
     }
 
+    auto seen_by = [&](int row, int first) {
+        u32 seen[1];
+        visible_slots(seen, bits + (i64)(row / h) * words, words, first, open_len, n_slots);
+        return seen[0];
+    };
     u32 q[STEPS][M][4];
     load_query<M>(q, query, first_row, n_rows, warp, lane);
+    if ((split + (n_tiles - 1) * splits + 1) * KEYS > open_len && warp < OCTETS) {
+        int row = min(first_row + warp * 8 + (lane >> 2), n_rows - 1);
+        touch_bits(bits + (i64)(row / h) * words, words);
+    }
     u32 far_at = base + Layout::FAR_AT + warp * (FAR * M * 512) + lane * 16;
 #pragma unroll
     for (int i = 0; i < FAR * M; ++i) {
@@ -340,9 +352,7 @@ __device__ __forceinline__ void attend(
 #pragma unroll
                 for (int e = 0; e < 8; ++e) bad |= !(fabsf(x[e]) < POS_INF);
                 int row = first_row + warp * 8 + (lane >> 2);
-                u32 seen = 0;
-                if (row < n_rows)
-                    seen = visible_slots(bits, words, row / h, first, open_len, n_slots);
+                u32 seen = row < n_rows ? seen_by(row, first) : 0;
                 seen >>= 2 * (lane & 3);
 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
@@ -392,8 +402,7 @@ __device__ __forceinline__ void attend(
 #pragma unroll
                 for (int oct = 0; oct < OCTETS; ++oct) {
                     int row = first_row + (oct ^ (warp & OWN)) * 8 + (lane >> 2);
-                    bool sees = row < n_rows && (visible_slots(bits, words, row / h, first, open_len,
-                                                               n_slots) >> slot) & 1;
+                    bool sees = row < n_rows && (seen_by(row, first) >> slot) & 1;
                     if (!__any_sync(~0u, sees)) continue;
 #pragma unroll
                     for (int t = 0; t < COLUMN_TILES; ++t) {

@@ -169,10 +169,11 @@ __device__ __forceinline__ void add_values(float (&d)[128], u64 a, u64 b) {
 
 // Hostile values in a tile that reaches past open_len, in a group's 256 columns: a row that sees a slot is
 // NaN where the slot's value is not finite; then 0 for such values, and for slots from n_valid on.
-template <int WARPGROUP>
+//
+// seen_by(r)  the slots that row g + 8 r of the thread sees
+template <int WARPGROUP, typename Seen>
 __device__ __forceinline__ void clean_values(
-    float (&o)[128], u32 half_tile, u32 moved_at, u32 bad_at, int thread, u64 seen_low, u64 seen_high,
-    int n_valid) {
+    float (&o)[128], u32 half_tile, u32 moved_at, u32 bad_at, int thread, const Seen& seen_by, int n_valid) {
     // What is not finite shows in every row's score of its slot.
     u32 moved[4];
     read_shared(moved, moved_at);
@@ -209,6 +210,7 @@ __device__ __forceinline__ void clean_values(
     }
     if (bad_slots) {
         int q = thread & 3;
+        u64 seen_low = seen_by(0), seen_high = seen_by(1);
 #pragma unroll 1
         for (u64 left = bad_slots; left; left &= left - 1) {
             int slot = __ffsll((long long)left) - 1;
@@ -326,6 +328,19 @@ __device__ __forceinline__ void attend(
             start_copy(1, __shfl_sync(~0u, places, 1));
         }
     }
+    int group = warp >> 2, thread = threadIdx.x & 127;
+    int row_of_block = (warp & 3) * 16 + (lane >> 2);  // and eight below
+    int row = first_row + row_of_block;
+    auto seen_by = [&](int its, int first) -> u64 {
+        u32 seen[2];
+        const u32* of_node = bits + (i64)(min(its, n_rows - 1) / h) * words;
+        visible_slots(seen, of_node, words, first, open_len, n_slots);
+        return its < n_rows ? (u64)seen[1] << 32 | seen[0] : 0;
+    };
+    if ((split + (n_tiles - 1) * splits + 1) * KEYS > open_len)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            touch_bits(bits + (i64)(min(row + 8 * r, n_rows - 1) / h) * words, words);
     // The query as wgmma reads it: rows of 128 bytes in nine groups, swizzled; 0 where there is no row.
     {
         const char* from = query + (i64)first_row * ROW_BYTES;
@@ -344,21 +359,11 @@ __device__ __forceinline__ void attend(
     }
     __syncthreads();
 
-    int group = warp >> 2, thread = threadIdx.x & 127;
-    int row_of_block = (warp & 3) * 16 + (lane >> 2);  // and eight below
-    int row = first_row + row_of_block;
     u32 alpha_at = base + ALPHA_AT + row_of_block * 4, moved_at = base + MOVED_AT + (warp & 3) * 4;
     u32 p_at = base + P_AT;
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; ++i) o[i] = 0.f;
-
-    auto seen_by = [&](int its, int first) -> u64 {
-        if (its >= n_rows) return 0;
-        u32 low = visible_slots(bits, words, its / h, first, open_len, n_slots);
-        u32 high = visible_slots(bits, words, its / h, first + 32, open_len, n_slots);
-        return (u64)high << 32 | low;
-    };
 
     float norm[2] = {0.f, 0.f};
     if (group == 0) {
@@ -384,9 +389,10 @@ __device__ __forceinline__ void attend(
             if (masked || SCORES) {
 #pragma unroll
                 for (int e = 0; e < 32; ++e) bad |= !(fabsf(s[e]) < POS_INF);
+                u64 seen[2] = {seen_by(row, first), seen_by(row + 8, first)};
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    u64 mine = seen_by(row + 8 * r, first) >> q2;
+                    u64 mine = seen[r] >> q2;
 #pragma unroll
                     for (int e = 0; e < 16; ++e) {
                         float& x = s[(e >> 1) * 4 + 2 * r + (e & 1)];
@@ -441,8 +447,8 @@ __device__ __forceinline__ void attend(
             meet<WEIGHED, 256>();
             if (moved & 1) rescale(o, alpha[0], alpha[1]);
             if (masked)
-                clean_values<0>(o, tile, base + MOVED_AT, base + BAD_AT, thread, seen_by(row, first),
-                                seen_by(row + 8, first), n_slots - first);
+                clean_values<0>(o, tile, base + MOVED_AT, base + BAD_AT, thread,
+                                [&](int r) { return seen_by(row + 8 * r, first); }, n_slots - first);
             add_tile(o, p_at, tile);
             if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
         }
@@ -477,8 +483,8 @@ __device__ __forceinline__ void attend(
             if (moved & 1) rescale(o, read_shared(alpha_at), read_shared(alpha_at + 32));
             int first = (split + k * splits) * KEYS;
             if (first + KEYS > open_len)
-                clean_values<1>(o, half_tile, base + MOVED_AT, base + BAD_AT + 8, thread, seen_by(row, first),
-                             seen_by(row + 8, first), n_slots - first);
+                clean_values<1>(o, half_tile, base + MOVED_AT, base + BAD_AT + 8, thread,
+                                [&](int r) { return seen_by(row + 8 * r, first); }, n_slots - first);
             add_tile(o, p_at, half_tile);
             if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
         }

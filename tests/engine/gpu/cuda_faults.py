@@ -146,15 +146,15 @@ FAULTS: dict[str, CudaFault] = {
     "hopper_rows_see_what_those_above_see": CudaFault(
         frozenset({"scores"}),
         "verify_attn_wgmma",
-        "u64 mine = seen_by(row + 8 * r, first) >> q2;",
-        "u64 mine = (row + 8 * r < n_rows ? seen_by(row, first) : 0) >> q2;",
+        "{seen_by(row, first), seen_by(row + 8, first)};",
+        "{seen_by(row, first), row + 8 < n_rows ? seen_by(row, first) : 0};",
         fast=True,
     ),
     "hopper_upper_slots_are_masked_as_the_lower": CudaFault(
         frozenset({"scores"}),
         "verify_attn_wgmma",
-        "u32 high = visible_slots(bits, words, its / h, first + 32, open_len, n_slots);",
-        "u32 high = visible_slots(bits, words, its / h, first, open_len, n_slots);",
+        "(u64)seen[1] << 32 | seen[0]",
+        "(u64)seen[0] << 32 | seen[0]",
         fast=True,
     ),
     "hopper_values_beyond_the_last_slot_stay": CudaFault(
