@@ -23,11 +23,13 @@
 // every register index is a constant.
 //
 // Why hidden slots cannot matter: tiles that reach past open_len select hidden scores to -inf after
-// the sum, and put 0 in the place of values that are not finite, and of rows from n_slots on, before
-// they are multiplied. Nothing vanishes by that: a row that sees such a slot becomes NaN in the column
-// of the value first, as 0 times infinity would make it (its score may be -inf). Whether a tile holds
-// such values need not be searched: each makes every row's score of its slot inf or NaN. Slots from
-// n_slots on are never loaded.
+// the sum, and put 0 in the place of values that are not finite before they are multiplied. Nothing
+// vanishes by that: a row that sees such a slot becomes NaN in the column of the value first, as 0
+// times infinity would make it (its score may be -inf). Whether a tile holds such values need not be
+// searched: each makes every row's score of its slot inf or NaN. Slots from n_slots on are never
+// loaded: their scores are -inf, and the last slot's values stand in for theirs.
+//
+// Such a tile is one block's, and all wait for it: what costs it a microsecond costs the launch one.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
 // and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
@@ -146,20 +148,16 @@ __device__ __forceinline__ u32 bad_slots(u32 tile, int warp, int lane, int n_val
     return __reduce_or_sync(~0u, bad);
 }
 
-// In the warp's 128 columns: 0 for what is not finite if some of it is bad, and in rows from n_valid on.
-__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid, u32 bad) {
+// In the warp's 128 columns, of the n_valid first slots: 0 for what is not finite.
+__device__ __forceinline__ void clean_values(u32 tile, int warp, int lane, int n_valid) {
     u32 at = tile + (lane >> 4) * ROW_BYTES + warp * 256 + (lane & 15) * 16;
-    if (bad)
 #pragma unroll 1
-        for (int row = lane >> 4; row < KEYS && row < n_valid; row += 2) {
-            u32 x[4], its = at + (row & ~1) * ROW_BYTES;
-            read_shared(x, its);
-            write_shared(its, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
-                         finite_or_zero(x[3]));
-        }
-#pragma unroll
-    for (int row = 0; row < KEYS; row += 2)
-        if (row + (lane >> 4) >= n_valid) write_shared(at + row * ROW_BYTES, 0u, 0u, 0u, 0u);
+    for (int row = lane >> 4; row < KEYS && row < n_valid; row += 2, at += 2 * ROW_BYTES) {
+        u32 x[4];
+        read_shared(x, at);
+        write_shared(at, finite_or_zero(x[0]), finite_or_zero(x[1]), finite_or_zero(x[2]),
+                     finite_or_zero(x[3]));
+    }
     // The next bulk copy into this stage comes after these writes.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
@@ -175,6 +173,7 @@ __device__ __forceinline__ void attend(
     constexpr int OCTETS = 2 * M;
     typedef Shared<OCTETS> Layout;
     constexpr int FAR = Layout::FAR_STEPS;
+    constexpr bool KEEPS_SEEN = M == 1;  // what the last tile shows; larger blocks have no register for it
     extern __shared__ __align__(1024) char memory[];
     u32 base = shared_address(memory);
     u32 full = base + Layout::BARRIERS_AT, empty = full + 16;
@@ -246,9 +245,14 @@ __device__ __forceinline__ void attend(
     };
     u32 q[STEPS][M][4];
     load_query<M>(q, query, first_row, n_rows, warp, lane);
-    if ((split + (n_tiles - 1) * splits + 1) * KEYS > open_len && warp < OCTETS) {
+    int last = (split + (n_tiles - 1) * splits) * KEYS;  // the last tile's first slot
+    u32 seen_of_last = ~0u;
+    if (last + KEYS > open_len && warp < OCTETS) {
         int row = min(first_row + warp * 8 + (lane >> 2), n_rows - 1);
-        touch_bits(bits + (i64)(row / h) * words, words);
+        if (KEEPS_SEEN)
+            seen_of_last = seen_by(row, last);
+        else
+            touch_bits(bits + (i64)(row / h) * words, words);
     }
     u32 far_at = base + Layout::FAR_AT + warp * (FAR * M * 512) + lane * 16;
 #pragma unroll
@@ -276,7 +280,6 @@ __device__ __forceinline__ void attend(
         key_at[j] = ((lane & 7) + (lane >> 4) * 8) * ROW_BYTES + (2 * warp + ((warp + j) >> 2)) * 128 +
                     (chunk ^ (lane & 7)) * 16;
     }
-    u32 value_at = (lane & 15) * ROW_BYTES + warp * 256 + (((lane >> 4) ^ (lane & 7)) * 16);
     u32 partials = base + PARTIALS_AT + lane * 16, p_at = base + Layout::P_AT + lane * 16;
     u32 alpha_at = base + Layout::ALPHA_AT + (lane >> 2) * 16, moved_at = base + Layout::MOVED_AT;
     constexpr int OWN = OCTETS - 1;  // mask: this warp's first octet is warp & OWN
@@ -349,10 +352,13 @@ __device__ __forceinline__ void attend(
             }
             bool bad = false;
             if (masked || SCORES) {
+                int n_valid = n_slots - first - 2 * (lane & 3);
 #pragma unroll
-                for (int e = 0; e < 8; ++e) bad |= !(fabsf(x[e]) < POS_INF);
+                for (int e = 0; e < 8; ++e)
+                    bad |= (e >> 1) * 8 + (e & 1) < n_valid && !(fabsf(x[e]) < POS_INF);
                 int row = first_row + warp * 8 + (lane >> 2);
-                u32 seen = row < n_rows ? seen_by(row, first) : 0;
+                u32 seen = 0;
+                if (row < n_rows) seen = KEEPS_SEEN && k == n_tiles - 1 ? seen_of_last : seen_by(row, first);
                 seen >>= 2 * (lane & 3);
 #pragma unroll
                 for (int e = 0; e < 8; ++e) {
@@ -418,7 +424,16 @@ __device__ __forceinline__ void attend(
                 }
             }
             __syncwarp();
-            if (bad || n_slots - first < KEYS) clean_values(tile, warp, lane, n_slots - first, bad);
+            if (bad) clean_values(tile, warp, lane, n_slots - first);
+        }
+        // Where this lane points to 16 slots of values. In the place of slots from n_slots on, which are not
+        // there, to the last one that is: their probabilities are 0.
+        u32 value_at[2], thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // anew: what is kept of it would be spilled
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            int slot = min((int)(16 * step + (thread & 15)), n_slots - first - 1);
+            value_at[step] = tile + slot * ROW_BYTES + warp * 256 + ((((thread >> 4) & 1) ^ (slot & 7)) * 16);
         }
 #pragma unroll
         for (int oct = M == 2 ? 1 : 0; oct < OCTETS; ++oct)
@@ -444,8 +459,7 @@ __device__ __forceinline__ void attend(
 #pragma unroll
             for (int t = 0; t < COLUMN_TILES / 2; ++t) {
                 u32 v[4];
-                load_transposed(v, ((tile + value_at) ^ ((t & 3) * 32)) + (t >> 2) * 128 +
-                                       step * HALF_TILE);
+                load_transposed(v, (value_at[step] ^ ((t & 3) * 32)) + (t >> 2) * 128);
 #pragma unroll
                 for (int m = 0; m < M; ++m) {
                     mma(o[m][2 * t], a[m], v[0], v[1]);

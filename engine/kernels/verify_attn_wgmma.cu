@@ -28,8 +28,8 @@
 // Barriers are waited at by all who use them, though the right group need not wait at SUMMED: it has nothing
 // else to do there, and racecheck does not follow those who only arrive.
 //
-// Why hidden slots cannot matter: as in verify_attn_mma.cu. The last tile is copied whole:
-// slots from n_slots on lie in the same page; their scores are -inf and their values 0.
+// Why hidden slots cannot matter: as in verify_attn_mma.cu. But the last tile is copied whole, as slots from
+// n_slots on lie in the same page: their scores are -inf, and the right group puts 0 in the place of their values.
 //
 // grid (ceil(n h / 64), splits)   block 256   shared memory BYTES, dynamic, below
 
@@ -167,8 +167,16 @@ __device__ __forceinline__ void add_values(float (&d)[128], u64 a, u64 b) {
         : "l"(a), "l"(b));
 }
 
+// 0 for the values of slots from n_valid on: what lies there in the page is no slot's. By the right group, which
+// has nothing else to do while the left multiplies; that one selects these slots' scores to -inf.
+__device__ __forceinline__ void clear_slots(u32 tile, int thread, int n_valid) {
+    for (int slot = n_valid + (thread >> 6); slot < KEYS; slot += 2)
+        write_shared(tile + (thread >> 3 & 7) * GROUP_BYTES + slot * 128 + (thread & 7) * 16, 0u, 0u, 0u, 0u);
+    show_writes();
+}
+
 // Hostile values in a tile that reaches past open_len, in a group's 256 columns: a row that sees a slot is
-// NaN where the slot's value is not finite; then 0 for such values, and for slots from n_valid on.
+// NaN where the slot's value is not finite; then 0 for such values.
 //
 // seen_by(r)  the slots that row g + 8 r of the thread sees
 template <int WARPGROUP, typename Seen>
@@ -232,15 +240,15 @@ __device__ __forceinline__ void clean_values(
         }
         meet<GROUP + WARPGROUP, 128>();
     }
-    if (bad_slots || n_valid < KEYS) {
+    if (bad_slots) {
 #pragma unroll 1
         for (int i = 0; i < 4; ++i) {
             int slot = (thread >> 3) + 16 * i;
-            if (!bad_slots && slot < n_valid) continue;
+            if (slot >= n_valid) continue;
 #pragma unroll
             for (int g = 0; g < 4; ++g) {
-                u32 x[4] = {0, 0, 0, 0};
-                if (slot < n_valid) read_shared(x, at + g * GROUP_BYTES + i * 2048);
+                u32 x[4];
+                read_shared(x, at + g * GROUP_BYTES + i * 2048);
                 write_shared(at + g * GROUP_BYTES + i * 2048, finite_or_zero(x[0]), finite_or_zero(x[1]),
                              finite_or_zero(x[2]), finite_or_zero(x[3]));
             }
@@ -337,10 +345,11 @@ __device__ __forceinline__ void attend(
         visible_slots(seen, of_node, words, first, open_len, n_slots);
         return its < n_rows ? (u64)seen[1] << 32 | seen[0] : 0;
     };
-    if ((split + (n_tiles - 1) * splits + 1) * KEYS > open_len)
+    int last = (split + (n_tiles - 1) * splits) * KEYS;  // the last tile's first slot
+    u64 seen_of_last[2] = {0, 0};
+    if (last + KEYS > open_len && group == 0)
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            touch_bits(bits + (i64)(min(row + 8 * r, n_rows - 1) / h) * words, words);
+        for (int r = 0; r < 2; ++r) seen_of_last[r] = seen_by(row + 8 * r, last);
     // The query as wgmma reads it: rows of 128 bytes in nine groups, swizzled; 0 where there is no row.
     {
         const char* from = query + (i64)first_row * ROW_BYTES;
@@ -388,8 +397,13 @@ __device__ __forceinline__ void attend(
             bool bad = false;
             if (masked || SCORES) {
 #pragma unroll
-                for (int e = 0; e < 32; ++e) bad |= !(fabsf(s[e]) < POS_INF);
-                u64 seen[2] = {seen_by(row, first), seen_by(row + 8, first)};
+                for (int e = 0; e < 32; ++e)
+                    bad |= (e >> 2) * 8 + (e & 1) + q2 < n_slots - first && !(fabsf(s[e]) < POS_INF);
+                u64 seen[2] = {seen_of_last[0], seen_of_last[1]};
+                if (k < n_tiles - 1 || !masked) {
+                    seen[0] = seen_by(row, first);
+                    seen[1] = seen_by(row + 8, first);
+                }
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     u64 mine = seen[r] >> q2;
@@ -476,12 +490,18 @@ __device__ __forceinline__ void attend(
                 barrier_wait(empty + (next & 1) * 8, ((next >> 1) - 1) & 1);
                 start_copy(next, at);
             }
+            int first = (split + k * splits) * KEYS;
+            if (n_slots - first < KEYS) {
+#pragma unroll
+                for (int piece = 0; piece < PIECES; ++piece)
+                    barrier_wait(full + ((k & 1) * PIECES + piece) * 8, (k >> 1) & 1);
+                clear_slots(base + (k & 1) * TILE_BYTES, thread, n_slots - first);
+            }
             meet<SUMMED, 256>();
             meet<WEIGHED, 256>();
             u32 moved;
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(moved) : "r"(moved_at) : "memory");
             if (moved & 1) rescale(o, read_shared(alpha_at), read_shared(alpha_at + 32));
-            int first = (split + k * splits) * KEYS;
             if (first + KEYS > open_len)
                 clean_values<1>(o, half_tile, base + MOVED_AT, base + BAD_AT + 8, thread,
                                 [&](int r) { return seen_by(row + 8 * r, first); }, n_slots - first);

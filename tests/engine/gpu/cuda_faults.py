@@ -146,8 +146,8 @@ FAULTS: dict[str, CudaFault] = {
     "hopper_rows_see_what_those_above_see": CudaFault(
         frozenset({"scores"}),
         "verify_attn_wgmma",
-        "{seen_by(row, first), seen_by(row + 8, first)};",
-        "{seen_by(row, first), row + 8 < n_rows ? seen_by(row, first) : 0};",
+        "seen_of_last[r] = seen_by(row + 8 * r, last);",
+        "seen_of_last[r] = row + 8 * r < n_rows ? seen_by(row, last) : 0;",
         fast=True,
     ),
     "hopper_upper_slots_are_masked_as_the_lower": CudaFault(
@@ -160,8 +160,8 @@ FAULTS: dict[str, CudaFault] = {
     "hopper_values_beyond_the_last_slot_stay": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_wgmma",
-        "if (bad_slots || n_valid < KEYS) {",
-        "if (bad_slots) {",
+        "if (n_slots - first < KEYS) {",
+        "if (false) {",
         fast=True,
     ),
     "hopper_stale_stage": CudaFault(

@@ -67,8 +67,7 @@ def test_the_wide_model_runs_them(
         *("latent_query_8", "latent_query_24", "latent_query_65"),
         *("linear_heads_8", "linear_heads_24", "linear_heads_65"),
         *("router_stream_8", "router_stream_24", "gate_up_stream", "down_stream"),
-        *("verify_attn_mma_16", "verify_attn_mma_32"),
-        *("verify_attn_mma_16_scores", "verify_attn_mma_32_scores"),
+        *("verify_attn_mma_16", "verify_attn_mma_16_scores"),  # larger blocks are for more slots
     } <= names
     assert any(name.startswith("verify_attn_mma_merge_") for name in names)
     assert hopper == any("wgmma" in name for name in names)
