@@ -1,4 +1,4 @@
-"""The device for linear.py, beside this file: kernels by name, memory shared with torch, graphs."""
+"""The device for linear.py, beside this file: its kernels, memory shared with torch, graphs."""
 
 from __future__ import annotations
 
@@ -7,44 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kdtr.engine import cuda_hopper, cuda_linear
-from kdtr.engine.cuda_modules import HOPPER_FILES, KERNELS
+from device_kernels import Kernels
+
+from kdtr.engine import cuda_linear
 
 
-class Device:
-    """Compiled kernels, one stream for CuPy and torch, and graphs."""
+class Device(Kernels):
+    """Kernels, one stream for CuPy and torch, and graphs."""
 
     def __init__(self) -> None:
-        import cupy as cp
+        super().__init__()
         import torch
 
-        self.cp, self.torch = cp, torch
-        self.hopper = cp.cuda.Device().compute_capability == "90"
+        self.torch = torch
         self.torch_stream = torch.cuda.Stream()
-        self.stream = cp.cuda.ExternalStream(self.torch_stream.cuda_stream)
+        self.stream = self.cp.cuda.ExternalStream(self.torch_stream.cuda_stream)
         self.stream.use()
         torch.cuda.set_stream(self.torch_stream)
-        self.modules: dict[tuple[str, str], Any] = {}
-        self.kernels: dict[tuple[str, str, str], Any] = {}
-
-    def getter(self, file: str, dtype: str) -> Callable[[str], Any]:
-        if (file, dtype) not in self.modules:
-            path = KERNELS / f"{file}.cu"
-            storage = ("-DSTORE_BF16",) if dtype == "bf16" else ()
-            options = ("-std=c++17", f"-I{path.parent}", *storage)
-            if file in HOPPER_FILES:
-                module = cuda_hopper.compiled(self.cp, path.read_text(), path.name, options)
-            else:
-                module = self.cp.RawModule(code=path.read_text(), options=options)
-            self.modules[file, dtype] = module
-
-        def get(name: str) -> Any:
-            key = file, dtype, name
-            if key not in self.kernels:
-                self.kernels[key] = self.modules[file, dtype].get_function(name)
-            return self.kernels[key]
-
-        return get
 
     def linear(self, dtype: str) -> Callable[[str], Any]:
         """Kernels of projections, whatever their file."""
