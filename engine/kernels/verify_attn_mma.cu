@@ -333,6 +333,15 @@ __device__ __forceinline__ void attend(
         }
         int first = (split + k * splits) * KEYS;
         bool masked = first + KEYS > open_len;
+        // Where this lane points to 16 slots of values. In the place of slots from n_slots on, which are not
+        // there, to the last one that is: their probabilities are 0.
+        u32 value_at[2], thread;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // anew: what is kept of it would be spilled
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            int slot = min((int)(16 * step + (thread & 15)), n_slots - first - 1);
+            value_at[step] = tile + slot * ROW_BYTES + warp * 256 + ((((thread >> 4) & 1) ^ (slot & 7)) * 16);
+        }
         __syncthreads();
 
         u32 p[OCTETS][4];  // [octet of this warp][8 keys]: two probabilities each
@@ -425,15 +434,6 @@ __device__ __forceinline__ void attend(
             }
             __syncwarp();
             if (bad) clean_values(tile, warp, lane, n_slots - first);
-        }
-        // Where this lane points to 16 slots of values. In the place of slots from n_slots on, which are not
-        // there, to the last one that is: their probabilities are 0.
-        u32 value_at[2], thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // anew: what is kept of it would be spilled
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            int slot = min((int)(16 * step + (thread & 15)), n_slots - first - 1);
-            value_at[step] = tile + slot * ROW_BYTES + warp * 256 + ((((thread >> 4) & 1) ^ (slot & 7)) * 16);
         }
 #pragma unroll
         for (int oct = M == 2 ? 1 : 0; oct < OCTETS; ++oct)

@@ -170,6 +170,7 @@ __device__ __forceinline__ void add_values(float (&d)[128], u64 a, u64 b) {
 // 0 for the values of slots from n_valid on: what lies there in the page is no slot's. By the right group, which
 // has nothing else to do while the left multiplies; that one selects these slots' scores to -inf.
 __device__ __forceinline__ void clear_slots(u32 tile, int thread, int n_valid) {
+#pragma unroll 1
     for (int slot = n_valid + (thread >> 6); slot < KEYS; slot += 2)
         write_shared(tile + (thread >> 3 & 7) * GROUP_BYTES + slot * 128 + (thread & 7) * 16, 0u, 0u, 0u, 0u);
     show_writes();
@@ -396,9 +397,12 @@ __device__ __forceinline__ void attend(
             bool masked = first + KEYS > open_len;
             bool bad = false;
             if (masked || SCORES) {
+                // What lies beyond the last slot is nobody's, hostile or not.
 #pragma unroll
                 for (int e = 0; e < 32; ++e)
-                    bad |= (e >> 2) * 8 + (e & 1) + q2 < n_slots - first && !(fabsf(s[e]) < POS_INF);
+                    if ((e >> 2) * 8 + (e & 1) >= n_slots - first - q2) s[e] = 0.f;
+#pragma unroll
+                for (int e = 0; e < 32; ++e) bad |= !(fabsf(s[e]) < POS_INF);
                 u64 seen[2] = {seen_of_last[0], seen_of_last[1]};
                 if (k < n_tiles - 1 || !masked) {
                     seen[0] = seen_by(row, first);
@@ -491,7 +495,7 @@ __device__ __forceinline__ void attend(
                 start_copy(next, at);
             }
             int first = (split + k * splits) * KEYS;
-            if (n_slots - first < KEYS) {
+            if (k == n_tiles - 1 && n_slots - last < KEYS) {
 #pragma unroll
                 for (int piece = 0; piece < PIECES; ++piece)
                     barrier_wait(full + ((k & 1) * PIECES + piece) * 8, (k >> 1) & 1);
