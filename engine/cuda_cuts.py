@@ -74,7 +74,7 @@ def choose_cut(
 
     hopper  whether verify_attn_wgmma may be taken
     """
-    pays = hopper and wgmma_fits(n_rows, page_size) and wgmma_pays(n_rows, max_slots, device)
+    pays = hopper and wgmma_fits(n_rows, page_size) and _wgmma_pays(n_rows, max_slots, device)
     return _wgmma_cut(n_rows, max_slots, device) if pays else _mma_cut(n_rows, max_slots, device)
 
 
@@ -83,9 +83,10 @@ def wgmma_fits(n_rows: int, page_size: int) -> bool:
     return n_rows > _FEW and page_size % cuda_hopper.TILE == 0
 
 
-def wgmma_pays(n_rows: int, max_slots: int, device: DeviceSize) -> bool:
+def _wgmma_pays(n_rows: int, max_slots: int, device: DeviceSize) -> bool:
     """Whether it is the faster: where its larger blocks keep every SM at work."""
-    tiles = -(-n_rows // cuda_hopper.ROWS) * (_typical(max_slots) // cuda_hopper.TILE)
+    row_blocks = Cut(cuda_hopper.ROWS, 1).row_blocks(n_rows)
+    tiles = row_blocks * (_typical(max_slots) // cuda_hopper.TILE)
     return tiles >= 2 * device.n_sms
 
 
@@ -110,9 +111,9 @@ def _mma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:
         waves = -(-blocks // (device.n_sms * device.blocks_per_sm))
         compute = waves * (-(-tiles // splits) * tile_us + _WAVE_US)
         cache = slots * 1152 / min(_CACHE_BYTES_PER_US, blocks * _BLOCK_BYTES_PER_US)
-        partial_mb = ((n_rows - light_rows) * splits + light_rows * light) * 2048e-6
-        merge = 0 if splits == 1 else _MERGE_US + partial_mb * _PARTIAL_US_PER_MB
-        return max(compute, cache) + merge
+        return max(compute, cache) + _merge_us(
+            splits, (n_rows - light_rows) * splits + light_rows * light
+        )
 
     choices: list[Cut] = []
     most = min(max(1, -(-max_slots // TILE)), MOST_SPLITS)
@@ -131,19 +132,23 @@ def _mma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:
 
 def _wgmma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:
     """The same for blocks of 64 rows and tiles of 64 slots: one on each SM, or so several times."""
-    row_blocks = -(-n_rows // cuda_hopper.ROWS)
+    row_blocks = Cut(cuda_hopper.ROWS, 1).row_blocks(n_rows)
     tiles = -(-_typical(max_slots) // cuda_hopper.TILE)
 
     def cost(most: int) -> float:
         splits = splits_in_use(tiles, most)
         waves = -(-row_blocks * splits // device.n_sms)
         compute = waves * (-(-tiles // splits) * _WGMMA_TILE_US + _WAVE_US)
-        merge = 0 if splits == 1 else _MERGE_US + n_rows * splits * 2048e-6 * _PARTIAL_US_PER_MB
-        return compute + merge
+        return compute + _merge_us(splits, n_rows * splits)
 
     fills = {max(1, (wave + 1) * device.n_sms // row_blocks) for wave in range(_MOST_WAVES)}
     most = max(1, -(-max_slots // cuda_hopper.TILE))
     return Cut(cuda_hopper.ROWS, min(min(sorted(fills), key=cost), most, MOST_SPLITS))
+
+
+def _merge_us(splits: int, partial_rows: int) -> float:
+    """partial_rows: rows of float32 that the splits leave in all."""
+    return 0 if splits == 1 else _MERGE_US + partial_rows * 2048e-6 * _PARTIAL_US_PER_MB
 
 
 def splits_in_use(tiles: int, most: int) -> int:

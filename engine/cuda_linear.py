@@ -231,7 +231,7 @@ def fitting(o: int, *, hopper: bool) -> list[str]:
 
 def file_of(name: str) -> str:
     """The file of kernels/ that has a kernel of projections, without its ending."""
-    return _FAST[name].file if name in _FAST else "linear"
+    return "linear" if name == "linear_any" else _FAST[name].file
 
 
 def slices_of(o: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 from attention_cases import CASES, Case, Operands
-from attention_data import Inputs, pack_bits, random_ancestors
+from attention_data import PAGE, Inputs, pack_bits, random_ancestors
 from attention_device import Captured, Device
 from attention_shapes import SCALE, Shape
 
@@ -28,7 +28,8 @@ def check(device: Device) -> None:
             by = "as chosen" if cut is None else f"{cut.rows} rows a block, {cut.splits} splits"
             print(f"{what:28s} page {case.page_size:3d} {by:28s} error {error:.2e}", flush=True)
             assert error < (_BF16_ERROR if case.bf16 else _F32_ERROR), (case, error)
-    growing(device)
+    for rows in device.block_rows(PAGE):
+        growing(device, Cut(rows, 13))
     for text in _REPLAYED:
         replays(device, Shape.parse(text))
 
@@ -58,12 +59,12 @@ def check_case(device: Device, case: Case, cut: Cut | None) -> float:
     return error_of(out, expected, keep)
 
 
-def growing(device: Device) -> None:
+def growing(device: Device, cut: Cut) -> None:
     """One graph while the sequence grows: n_slots, open_len and count change on the device."""
     case = Case(9, 9, 8, 400, spare=40)
     operands = Operands(case)
     numbers = operands.visibility[:3]
-    captured = Captured(lambda: operands.attend(device, cut=Cut(32, 13)))
+    captured = Captured(lambda: operands.attend(device, cut=cut))
     for committed, counted in ((400, 9), (390, 7), (33, 9), (0, 1), (400, 9)):
         n_slots = committed + counted
         block = random_ancestors(np.random.default_rng(committed), case.n, counted)

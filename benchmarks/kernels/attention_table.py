@@ -104,35 +104,38 @@ NOTES = """\
 Microseconds in this section are from other runs on an H200 than the tables above.
 
 * Hopper has a kernel of its own (`wgmma`, verify_attn_wgmma.cu) where its blocks of 64 rows keep
-  every SM at work: here at 8/17/8k, 8/17/64k, 8/65/8k, 8/65/64k and 64/17/8k, which took 17, 54,
-  29, 136 and 45 us. Its floor is another, 790 TFLOP/s; `of floor` is against that of mma.sync,
-  for comparison.
-* The portable kernel misses its goals from 17 nodes on, by 7 to 24 %. Its products take 14 clocks
-  an `mma`, twice what the unit takes, with one block on an SM or two; with the copies left out,
+  every SM at work: here at 8/17/8k, 8/17/64k, 8/65/8k, 8/65/64k and 64/17/8k. Its floor is another,
+  790 TFLOP/s; `of floor` is against that of mma.sync, for comparison.
+* The last tile of a cache, which a tree's own rows share with the end of the prefix, held up every
+  launch: one block has it, and all wait for that block. It loaded the bits of the mask by branches,
+  one after the other, and cleared shared memory behind the last slot: 1.4 us of 8/17/1k, 2.1 of
+  8/1/1k, 3.8 of 8/17/8k. Loads without a branch and at the start of the block, and addresses of the
+  last slot in the place of clearing (on Hopper, clearing by the group that is idle), took 8/1/1k
+  from 6.5 us to 4.8, 8/17/1k from 9.0 to 8.2, 8/65/1k from 15.2 to 14.2, 8/17/8k from 19.4 to 17.9.
+  What is left of it (0.5 us) may be instructions that no other block asks for.
+* Blocks of 16 rows where tiles are few: 8/17/1k took 11.1 us by 32 rows, 9.0 by 16 (8.2 now), and
+  64/1/1k 10.3 and 8.4. From 8k on they read the cache too often: 97 us against 84 at 8/17/64k.
+* A merge in the same launch (cooperative, each block waiting for the others on its rows, then
+  merging a share of the columns): 15.0 us at 8/17/1k, where two launches took 11.6. To meet took
+  1.5 us, as much as the second launch, and a third of the SMs merged instead of all.
+* The portable kernel misses its goals where products bind, by 5 to 24 %. They take 14 clocks an
+  `mma`, twice what the unit takes, with one block on an SM or two; with the copies left out,
   8/65/64k still takes four fifths of its time. Eight warps a block with 48 rows, tiles of 16
   slots in four stages and the softmax beside the products of another tile lost: 101 us against 85
   at 8/17/64k.
-* At 1k the two launches are most of the time: with 33 tiles or fewer a row block, what splits
-  save in tiles they cost in partial results. 8/17/1k took 11 us and 8/65/1k 15, goals 10 and 14.
-* Splits that share the tiles evenly, where fewer than fill the device: 8/1/8k 9.0 us by 86, 9.5 by
-  129; 8/1/64k 26.7 to 27.2 by 171, 28.0 by 257, goal 26. 8/17/1k takes 11.6 by 11 of 16 as by 17 of
-  28: what the merge gains (10.9 where the grid is made for 11) the blocks that leave cost.
-* Copies ask for memory two tiles ahead, for want of shared memory (99 KB on sm_120). Asking L2 for
-  the tile after as well took 8/1/64k from 26.7 us to 28.7; for all tiles at once 20 % in an earlier
-  design.
-* Alone, the splits of 8/17/1k take 7.9 us and the merge 3.1, of 8/65/1k 12.2 and 3.2, of 8/17/8k
-  17.2 and 4.4 (portable). A merge within a cluster of blocks would do without the second launch; it
-  was not tried: eight blocks a cluster are too few splits at 1k, and reading each other's partial
-  results goes at 14 bytes a clock and SM.
+* 8/65/1k (goal 14): 231 blocks of 16 rows read 42 MB from L2 in five tiles each; 117 of 32 rows
+  read half, and multiply longer: 14.1 and 13.9. 8/17/8k (goal 17): 28 MB from L2 to SMs, 12 MB of
+  partial results written and read: by 33 splits 18.6, by 43 18.0, by 26 20.0. Tiles that three
+  blocks of a cluster share (multicast, Hopper's alone) were not tried.
+* 8/1/64k (goal 26): while it streams, 4.0 TB/s. Splits that share the tiles evenly: 26.5 us by 187,
+  26.8 by 171, 27.9 by 257. Asking L2 for the tile after the next as well took 26.7 us to 28.7; for
+  all tiles at once 20 % in an earlier design.
 * A graph serves a bucket of slots, the next power of two; how many of its splits share the tiles
-  is decided on the device. 8/1/1k and 8/1/8k took 5.4 and 8.2 us with grids made for exactly
-  their slots, 6.2 and 8.9 with those of their buckets: a division, and a read of the page table
-  that waits for it.
-* The merge read a row's splits with threads of 92 registers, two blocks an SM. With 56 registers
-  and nine smaller blocks, with tiles copied in three pieces, and with values searched for what is
-  not finite only where scores show it, 8/17/8k went from 20.0 us to 17.6.
+  is decided on the device: a division, and a read of the page table that waits for it.
 * Reading the page table for each copy held up all warps at the barrier after the scores: it is
   read 32 tiles ahead, which took 8/1/64k from 35 us to 27.
+* The merge read a row's splits with threads of 92 registers, two blocks an SM: 56 registers and
+  nine smaller blocks took a microsecond less.
 * A block of `wgmma` with a warp of its own for the copies, nine in all, could not be launched:
   registers belong to a quarter of an SM, and the third warp of one found none. A thread of the
   second group brings the tiles now, while that group has nothing to multiply.

@@ -89,15 +89,6 @@ __device__ __forceinline__ void visible_slots(
         seen[i] = __funnelshift_r(x[i], x[i + 1], (u32)j & 31u) & within;
     }
 }
-// To L1, long before `visible_slots` asks for it: a row of bits, or its ends.
-__device__ __forceinline__ void touch_bits(const u32* row, int words) {
-    u32 x;
-    if (words > 0) {
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(row));
-        asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(row + words - 1));
-    }
-}
-
 __device__ __forceinline__ bool not_finite(u32 pair) {
     return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
     let_successor_start();
     i64 row_0 = (i64)blockIdx.y * (8 * NT);
-    AskedRows rows = ask_rows(count, n);
+    i64 rows = rows_that_count(count, n);
     if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
 // rows of x.
 //
 // x, w     first row of each; the weights are those of this block
-// counted  rows of x that count from the first on, read late: weights are asked for before it is known
+// counted  rows of x that count from the first on
 // slice    of SLICES, that of side 0
 //
 // Sides of several warps go round together, the one with a step less idling in the last round: barriers
@@ -298,7 +298,7 @@ __device__ __forceinline__ void linear_wide(const bf16* x, const bf16* w, bf16* 
     static_assert(DEPTH * Block::STAGE >= Block::SUMS * 16, "sums take the place of stages");
     let_successor_start();
     i64 row_0 = (i64)blockIdx.z * ROWS;
-    AskedRows counted = ask_rows(count, n);
+    i64 counted = rows_that_count(count, n);
     if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
         wait_for_predecessor();
         return;
@@ -422,7 +422,7 @@ LINEAR_WIDE(65, 4, 16)
         const bf16* x, const bf16* w, bf16* y, const i64* count, int n, int o, int i, i64 x_row,       \
         i64 x_head, i64 y_row, i64 y_head) {                                                           \
         let_successor_start_early<ROWS>();                                                             \
-        AskedRows counted = ask_rows(count, n);                                                        \
+        i64 counted = rows_that_count(count, n);                                                       \
         Strides strides = {x_row, x_head, y_row, y_head};                                              \
         if (blockIdx.z == 0 || (i64)blockIdx.z * ROWS < counted)                                       \
             linear_heads<ROWS, DEPTH>(x, w, y, counted, o, i, strides, blockIdx.x);                    \
@@ -434,7 +434,7 @@ LINEAR_WIDE(65, 4, 16)
         const bf16* q, const bf16* w_kc, const float* cosines, const float* sines, bf16* query,        \
         const i64* count, int n, int c, int d, int r) {                                                \
         let_successor_start_early<ROWS>();                                                             \
-        AskedRows counted = ask_rows(count, n);                                                        \
+        i64 counted = rows_that_count(count, n);                                                       \
         i64 h = gridDim.y;                                                                             \
         Strides strides = {h * (d + r), d + r, h * (c + r), c + r};                                    \
         bool rope = blockIdx.x == 0, beyond = blockIdx.z > 0 && (i64)blockIdx.z * ROWS >= counted;     \

@@ -3,8 +3,8 @@
 //
 // The same as linear_wide of linear.cu, which serves every architecture, bit for bit: a slice of i is summed
 // upwards, 16 elements a product, and slices are added as a balanced tree; a wgmma of 16 elements gives the
-// bits of mma.sync (tests/engine/gpu/test_linear_kernels_agree.py). So a row's bits stay the same where the
-// number of rows decides which of them runs.
+// bits of mma.sync, as observed on an H200 (tests/engine/gpu/test_linear_kernels_agree.py). So a row's bits
+// stay the same where the number of rows decides which of them runs.
 //
 // A block takes 64 rows of w for each of its WARPGROUPS, up to N rows of x, and SLICES / PARTS slices that
 // follow one another; a cluster of PARTS blocks has all slices, and each adds up and writes its share. Tensor
@@ -96,7 +96,7 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
     static_assert((OWN == 2 || OWN == 4) && DEPTH * STAGE >= ITEMS * 512, "sums take the place of stages");
     let_successor_start();
     i64 row_0 = (i64)blockIdx.z * N;
-    AskedRows counted = ask_rows(count, n);
+    i64 counted = rows_that_count(count, n);
     if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
         wait_for_predecessor();
         return;

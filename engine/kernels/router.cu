@@ -50,7 +50,7 @@ __device__ __forceinline__ void router_stream(const bf16* x, const bf16* gate, f
     const int FIFO_BYTES = DEPTH * (2 + NT) * 512;
     let_successor_start();
     i64 row_0 = (i64)blockIdx.z * (8 * NT);
-    AskedRows rows = ask_rows(count, n);
+    i64 rows = rows_that_count(count, n);
     if (row_0 > 0 && row_0 >= rows) {
         wait_for_predecessor();
         return;

@@ -32,25 +32,11 @@ __device__ __forceinline__ float sigmoid(float x) {
     return x >= 0.f ? 1.f / (1.f + e) : e / (1.f + e);
 }
 
+// `count` is written before a run, not by a kernel of it: it may be read before the wait.
 __device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
     if (!count) return n;
     i64 rows = *count;
     return rows < n ? rows : n;
-}
-
-// The same for a kernel that first asks for its weights: the number is waited for where it is used.
-// `count` is written before a run, not by a kernel of it.
-struct AskedRows {
-    i64 asked;
-    int n;
-    __device__ __forceinline__ operator i64() const { return asked < n ? asked : n; }
-};
-__device__ __forceinline__ AskedRows ask_rows(const i64* count, int n) {
-    i64 rows = n;
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b64 p, %1, 0;\n\t@p ld.global.b64 %0, [%1];\n\t}"
-                 : "+l"(rows)
-                 : "l"(count));
-    return {rows, n};
 }
 
 // 16 bytes to shared memory, or 16 zero bytes.

@@ -4,11 +4,12 @@
 // Row R = node * h + head attends to the slots that its node sees; all rows share keys and values
 // (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
 //
-// A block takes 32 rows and the tiles split, split + splits, ... of 32 slots. Tile t of the cache is
-// 36,864 contiguous bytes: one bulk copy, two stages of them. The grid has splits for the most slots
-// of a bucket; how many of them share the tiles is decided here, from n_slots, and the others leave. A
-// last row block of 16 rows or fewer does half the work a tile, and so shares its tiles among fewer
-// blocks. The merge joins the splits; with one split there is none, and the blocks write the result.
+// A block takes 16 or 32 rows (cuda_cuts.py says which) and the tiles split, split + splits, ... of 32
+// slots. Tile t of the cache is 36,864 contiguous bytes: one bulk copy, two stages of them. The grid has
+// splits for the most slots of a bucket; how many of them share the tiles is decided here, from n_slots,
+// and the others leave. Where blocks have 32 rows, a last one of 16 or fewer does half the work a tile,
+// and so shares its tiles among fewer blocks. The merge joins the splits; with one split there is none,
+// and the blocks write the result.
 //
 //   scores   Each of the four warps multiplies all rows by its quarter of the 576 dimensions (the
 //            query stays in registers) and all 32 keys. The quarters' sums meet in shared memory,
@@ -44,8 +45,8 @@
 //   products of another lost: 101 us against 85 at 8/17/64k, 330 against 260 at 8/65/64k. Each of
 //   its tiles waits for two exchanges between warps, and half as many slots pay for them.
 //
-// grid (ceil(n h / 32), splits)   block 128   shared memory: Shared::BYTES, dynamic, below
-// n h <= 16: the same with 16 rows (verify_attn_mma_16)
+// verify_attn_mma_<rows>: grid (ceil(n h / rows), splits)   block 128   shared memory: Shared::BYTES,
+// dynamic, below
 // merge: grid (n h PARTS)   block 128
 
 #include "attention.cuh"
@@ -173,7 +174,8 @@ __device__ __forceinline__ void attend(
     constexpr int OCTETS = 2 * M;
     typedef Shared<OCTETS> Layout;
     constexpr int FAR = Layout::FAR_STEPS;
-    constexpr bool KEEPS_SEEN = M == 1;  // what the last tile shows; larger blocks have no register for it
+    // What the last tile shows is asked for at the start. Larger blocks have no register for it: they wait.
+    constexpr bool KEEPS_SEEN = M == 1;
     extern __shared__ __align__(1024) char memory[];
     u32 base = shared_address(memory);
     u32 full = base + Layout::BARRIERS_AT, empty = full + 16;
@@ -243,17 +245,12 @@ __device__ __forceinline__ void attend(
         visible_slots(seen, bits + (i64)(row / h) * words, words, first, open_len, n_slots);
         return seen[0];
     };
+    int last = (split + (n_tiles - 1) * splits) * KEYS, row_of_lane = first_row + warp * 8 + (lane >> 2);
+    u32 seen_of_last = ~0u;
+    if (KEEPS_SEEN && last + KEYS > open_len && warp < OCTETS && row_of_lane < n_rows)
+        seen_of_last = seen_by(row_of_lane, last);
     u32 q[STEPS][M][4];
     load_query<M>(q, query, first_row, n_rows, warp, lane);
-    int last = (split + (n_tiles - 1) * splits) * KEYS;  // the last tile's first slot
-    u32 seen_of_last = ~0u;
-    if (last + KEYS > open_len && warp < OCTETS) {
-        int row = min(first_row + warp * 8 + (lane >> 2), n_rows - 1);
-        if (KEEPS_SEEN)
-            seen_of_last = seen_by(row, last);
-        else
-            touch_bits(bits + (i64)(row / h) * words, words);
-    }
     u32 far_at = base + Layout::FAR_AT + warp * (FAR * M * 512) + lane * 16;
 #pragma unroll
     for (int i = 0; i < FAR * M; ++i) {

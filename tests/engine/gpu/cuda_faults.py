@@ -142,6 +142,20 @@ FAULTS: dict[str, CudaFault] = {
         "return splits;",
         fast=True,
     ),
+    "fast_last_tile_shows_all_its_slots": CudaFault(
+        frozenset({"scores"}),
+        "verify_attn_mma",
+        "seen_of_last = seen_by(row_of_lane, last);",
+        "seen_of_last = ~0u;",
+        fast=True,
+    ),
+    "fast_values_behind_the_last_slot": CudaFault(
+        frozenset(),
+        "verify_attn_mma",
+        "min((int)(16 * step + (thread & 15)), n_slots - first - 1)",
+        "(int)(16 * step + (thread & 15))",
+        fast=True,
+    ),
     # The same on Hopper. With one split a block has three tiles, for two stages
     "hopper_rows_see_what_those_above_see": CudaFault(
         frozenset({"scores"}),
@@ -160,8 +174,8 @@ FAULTS: dict[str, CudaFault] = {
     "hopper_values_beyond_the_last_slot_stay": CudaFault(
         frozenset({"out_latent"}),
         "verify_attn_wgmma",
-        "if (n_slots - first < KEYS) {",
-        "if (false) {",
+        "n_slots - last < KEYS",
+        "false",
         fast=True,
     ),
     "hopper_stale_stage": CudaFault(
@@ -277,9 +291,9 @@ def make_engine(
     """Splits of 5 slots and pages of 3: every case has several of both.
 
     fault   "none" is the honest engine
-    splits  of the tensor cores' attention at most, in blocks of as many rows as there are, instead
-            of its own choice
-    hopper  whether there are Hopper's own kernels, which with `splits` take all that they can
+    splits  of the tensor cores' attention at most, in the largest blocks that the rows half fill,
+            instead of its own choice
+    hopper  whether there are Hopper's own kernels; with `splits`, their blocks are the largest
     """
     if splits:
         assert callable(cuda_attention.choose_cut)

@@ -23,6 +23,30 @@ CUTS = {"mma 16": Cut(16, 3), "mma 32": Cut(32, 3), "wgmma": Cut(cuda_hopper.ROW
 KINDS = ("plain float32", "plain bfloat16", *CUTS)
 
 
+# Fills the shared memory of every SM with NaN, as whoever ran there before may have left it.
+POISON = """
+extern "C" __global__ void poison(int n) {
+    extern __shared__ unsigned int memory[];
+    for (int i = threadIdx.x; i < n; i += blockDim.x) asm volatile(
+        "st.volatile.shared.u32 [%0], %1;" ::"r"((unsigned)__cvta_generic_to_shared(memory + i)),
+        "r"(0x7fc07fc0u) : "memory");
+}
+"""
+
+
+def poison_shared_memory() -> None:
+    """On the current stream."""
+    import cupy as cp
+
+    attributes = cp.cuda.Device().attributes
+    n_bytes = attributes["MaxSharedMemoryPerBlockOptin"]
+    kernel = cp.RawKernel(POISON, "poison")
+    kernel.max_dynamic_shared_size_bytes = n_bytes
+    kernel.preferred_shared_memory_carveout = 100
+    blocks = (attributes["MultiProcessorCount"],)
+    kernel(blocks, (256,), (np.int32(n_bytes // 4),), shared_mem=n_bytes)
+
+
 def attend(
     sets: dict[str, Any], kind: str, query: np.ndarray, rows: np.ndarray, block: np.ndarray
 ) -> np.ndarray:
@@ -44,6 +68,7 @@ def attend(
         swizzled = not kind.startswith("plain")
         if swizzled:
             stored = cuda_attention.swizzle(stored)
+        poison_shared_memory()
         out = cuda_attention.verify_attn(
             partial(modules.kernel, "verify_attn"),
             partial(modules.kernel, "verify_attn_mma"),
@@ -69,6 +94,30 @@ def expected_of(query: np.ndarray, rows: np.ndarray, seen: np.ndarray) -> np.nda
         # A slot that is not seen is not read: 0 in its place, since 0 times NaN is NaN.
         values = np.where(seen[:, :, None], k[None, :, :C], 0.0)
         return np.asarray(np.einsum("nhs,nsc->nhc", p, values))
+
+
+@pytest.mark.parametrize("committed", [30, 40, 95, 700])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_behind_the_last_slot_is_not_used(
+    cuda_sets: dict[str, Any], kind: str, committed: int
+) -> None:
+    """Tiles that end with the first slot, in the middle, and whole."""
+    check_behind_the_last_slot(cuda_sets, kind, committed)
+
+
+def check_behind_the_last_slot(sets: dict[str, Any], kind: str, committed: int) -> None:
+    """Two nodes behind so many slots; NaN in the rest of the page, and in shared memory."""
+    rng, n, h = np.random.default_rng(committed), 2, 8
+    numbers = partial(_stored, rng, kind)
+    query, rows = numbers(n, h, C + R), numbers(committed + n, C + R)
+    block = np.tril(np.ones((n, n), bool))
+    seen = np.concatenate([np.ones((n, committed), bool), block], axis=1)
+
+    found = attend(sets, kind, query, rows, block)
+
+    expected = expected_of(query, rows, seen)
+    bound = (2.0**-6 if kind != "plain float32" else 1e-5) * abs(expected).max()
+    assert abs(found - expected).max() <= bound
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

@@ -17,7 +17,7 @@ from test_replays import Seen, opened, tree
 
 from kdtr.contract import ModelConfig
 from kdtr.engine import cuda_attention, cuda_hopper, cuda_modules
-from kdtr.engine.cuda_cuts import Cut
+from kdtr.engine.cuda_cuts import Cut, choose_cut
 from kdtr.engine.cuda_launcher import CudaLauncher
 from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.model import TreeModel
@@ -70,9 +70,32 @@ def test_the_wide_model_runs_them(
         *("verify_attn_mma_16", "verify_attn_mma_16_scores"),  # larger blocks are for more slots
     } <= names
     assert any(name.startswith("verify_attn_mma_merge_") for name in names)
-    assert hopper == any("wgmma" in name for name in names)
+    assert hopper == any(name.startswith("linear_wgmma") for name in names)
     general = {"linear_any", "router_any", "gate_up_any", "down_any", "verify_attn_split"}
     assert not general & names
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_the_wide_model_takes_larger_blocks_where_there_are_more_slots(
+    cuda_load: Callable[..., TreeModel], monkeypatch: pytest.MonkeyPatch, hopper: bool
+) -> None:
+    if hopper:
+        needs_hopper()
+    else:
+        monkeypatch.setattr(cuda_modules, "HOPPER_FILES", ())
+    model = cuda_load(WIDE, dtype="bfloat16", page_size=64)
+    session = model.open(max_len=5_000)
+    for _ in range(9):  # a forward of each
+        session.prefill([i * 7 % WIDE.vocab_size for i in range(500)])
+    with launched(model._forward.kernels) as names:
+        session.round(tree(65, 1, session.root))
+        session.round(tree(65, 1, session.root), trace=Seen())
+
+    device = cuda_attention.device_size(0)
+    cut = choose_cut(65 * WIDE.num_attention_heads, 8_192, 64, device, hopper=hopper)
+    kind = "wgmma" if cut.is_hoppers else f"mma_{cut.rows}"
+    assert cut.rows > 16, "no such size for this device: one with more slots is wanted"
+    assert {f"verify_attn_{kind}", f"verify_attn_{kind}_scores"} <= names
 
 
 SPLITS = (1, 2, 3, 4, 7, 8, 16, 17, 32, 64, 73, 100)

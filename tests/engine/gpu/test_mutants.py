@@ -14,6 +14,7 @@ import cuda_faults
 import pytest
 from cuda_faults import FAULTS, faulty_kernels
 from cuda_models import needs_hopper, record_narrow
+from test_attention_values import check_behind_the_last_slot
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
 import kdtr.conformance
@@ -161,3 +162,12 @@ def test_a_row_stride_of_32_bits_is_seen() -> None:
 
     with pytest.raises(AssertionError):
         check_far_rows(kernels, lead=2**31)
+
+
+def test_values_behind_the_last_slot_are_seen() -> None:
+    """The check of test_attention_values, on the faulty kernel."""
+    with faulty_kernels("fast_values_behind_the_last_slot"):
+        kernels = CudaKernels("bfloat16", graphs=False, guarded=False)
+
+    with pytest.raises(AssertionError):
+        check_behind_the_last_slot({"bfloat16": kernels}, "mma 16", 40)
