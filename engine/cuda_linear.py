@@ -231,7 +231,10 @@ def fitting(o: int, *, hopper: bool) -> list[str]:
 
 def file_of(name: str) -> str:
     """The file of kernels/ that has a kernel of projections, without its ending."""
-    return "linear" if name == "linear_any" else _FAST[name].file
+    if name in _FAST:
+        return _FAST[name].file
+    assert name in SHARED_BYTES or name == "linear_any", name
+    return "linear"
 
 
 def slices_of(o: int) -> int:

@@ -51,6 +51,13 @@ def test_the_number_of_rows_chooses_the_kernel_and_not_the_order(o: int, hopper:
     assert hopper == any("wgmma" in name for name in names.values())
 
 
+def test_every_kernel_has_a_file_and_others_none() -> None:
+    for name in (*cuda_linear.SHARED_BYTES, "linear_any"):
+        assert ("linear_wgmma" if "wgmma" in name else "linear") == cuda_linear.file_of(name)
+    with pytest.raises(AssertionError, match="linear_wide_66"):
+        cuda_linear.file_of("linear_wide_66")
+
+
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("o", SIZES)
 def test_kernels_that_fit_cut_as_many_slices(o: int, hopper: bool) -> None:

@@ -83,7 +83,8 @@ def test_the_wide_model_takes_larger_blocks_where_there_are_more_slots(
         needs_hopper()
     else:
         monkeypatch.setattr(cuda_modules, "HOPPER_FILES", ())
-    model = cuda_load(WIDE, dtype="bfloat16", page_size=64)
+    config = WIDE.replace(max_position_embeddings=8_192)
+    model = cuda_load(config, dtype="bfloat16", page_size=64)
     session = model.open(max_len=5_000)
     for _ in range(9):  # a forward of each
         session.prefill([i * 7 % WIDE.vocab_size for i in range(500)])

@@ -165,9 +165,13 @@ def test_a_row_stride_of_32_bits_is_seen() -> None:
 
 
 def test_values_behind_the_last_slot_are_seen() -> None:
-    """The check of test_attention_values, on the faulty kernel."""
+    """The check of test_attention_values, on the faulty kernel.
+
+    Several times: between NaN in shared memory and the kernel, another process may have its turn.
+    """
     with faulty_kernels("fast_values_behind_the_last_slot"):
         kernels = CudaKernels("bfloat16", graphs=False, guarded=False)
 
     with pytest.raises(AssertionError):
-        check_behind_the_last_slot({"bfloat16": kernels}, "mma 16", 40)
+        for _ in range(50):
+            check_behind_the_last_slot({"bfloat16": kernels}, "mma 16", 40)
