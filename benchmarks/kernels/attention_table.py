@@ -118,7 +118,7 @@ Microseconds in this section are from other runs on an H200 than the tables abov
 * A merge in the same launch (cooperative, each block waiting for the others on its rows, then
   merging a share of the columns): 15.0 us at 8/17/1k, where two launches took 11.6. To meet took
   1.5 us, as much as the second launch, and a third of the SMs merged instead of all.
-* The portable kernel misses its goals where products bind, by 5 to 24 %. They take 14 clocks an
+* The portable kernel misses its goals where products bind, by 10 to 25 %. They take 14 clocks an
   `mma`, twice what the unit takes, with one block on an SM or two; with the copies left out,
   8/65/64k still takes four fifths of its time. Eight warps a block with 48 rows, tiles of 16
   slots in four stages and the softmax beside the products of another tile lost: 101 us against 85

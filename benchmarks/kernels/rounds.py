@@ -42,9 +42,10 @@ float32, whose products are plain loops. Its bytes are nothing beside that. Over
 took bfloat16 at one row from 189 us to 128. Of the 279 us of a round as called, the rest is
 Python: checks, staging, five small copies to the host and the books.
 
-A launch varies with what the host does besides. Where a replay follows another at once it took 3.2
-to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.6 to 14.0 us (float32 at
-65 rows 14.0, in a second pass 7.0), and 95 of 100 took at most 23.2. 50 samples gave 24.4 once.
+A launch varies with the host and with what it does besides. Where a replay follows another at once
+it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us on
+one machine, with 95 of 100 within 16.1, and on another, with the same card and the same kernels, 13.0
+to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
 """
 
 
