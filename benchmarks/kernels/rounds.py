@@ -43,9 +43,9 @@ took bfloat16 at one row from 189 us to 128. Of the 279 us of a round as called,
 Python: checks, staging, five small copies to the host and the books.
 
 A launch varies with the host and with what it does besides. Where a replay follows another at once
-it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us on
-one machine, with 95 of 100 within 16.1, and on another, with the same card and the same kernels, 13.0
-to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
+it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us
+on one machine, with 95 of 100 within 16.1. On another with the same card and the same kernels they
+were 13.0 to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
 """
 
 
