@@ -65,9 +65,8 @@ __device__ __forceinline__ i64 read_now(const i64* at) {
     return x;
 }
 
-// Which slots from `first` on a node sees, 32 a word; n_slots and more it does not. Loads without a branch:
-// all that a tile needs are under way at once. With a branch around each, a tile that reached past open_len
-// took 2 to 4 us longer than others, and all blocks wait for the last.
+// Which slots from `first` on a node sees, 32 a word; n_slots and more it does not. Without a branch, so that
+// all words that a tile needs are asked for at once: every block waits for the one that has the last tile.
 //
 // row  of the node, `words` long, bit j for slot open_len + j; all slots before are seen
 template <int N>
@@ -89,6 +88,7 @@ __device__ __forceinline__ void visible_slots(
         seen[i] = __funnelshift_r(x[i], x[i + 1], (u32)j & 31u) & within;
     }
 }
+
 __device__ __forceinline__ bool not_finite(u32 pair) {
     return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }

@@ -245,7 +245,9 @@ __device__ __forceinline__ void attend(
         visible_slots(seen, bits + (i64)(row / h) * words, words, first, open_len, n_slots);
         return seen[0];
     };
-    int last = (split + (n_tiles - 1) * splits) * KEYS, row_of_lane = first_row + warp * 8 + (lane >> 2);
+    // Of this block's last tile: its first slot.
+    int last = (split + (n_tiles - 1) * splits) * KEYS;
+    int row_of_lane = first_row + warp * 8 + (lane >> 2);
     u32 seen_of_last = ~0u;
     if (KEEPS_SEEN && last + KEYS > open_len && warp < OCTETS && row_of_lane < n_rows)
         seen_of_last = seen_by(row_of_lane, last);
