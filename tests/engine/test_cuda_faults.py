@@ -32,6 +32,7 @@ def together(faults: list[CudaFault]) -> Iterator[str]:
                 text = text.replace(fault.before, fault.after)
             else:
                 left.append(fault)
+        assert len(left) < len(faults), f"{left} are not in the text"
         yield text
         faults = left
 
