@@ -125,8 +125,9 @@ Microseconds in this section are from other runs on an H200 than the tables abov
   at 8/17/64k.
 * 8/65/1k (goal 14): 231 blocks of 16 rows read 42 MB from L2 in five tiles each; 117 of 32 rows
   read half, and multiply longer: 14.1 and 13.9. 8/17/8k (goal 17): 28 MB from L2 to SMs, 12 MB of
-  partial results written and read: by 33 splits 18.6, by 43 18.0, by 26 20.0. Tiles that three
-  blocks of a cluster share (multicast, Hopper's alone) were not tried.
+  partial results written and read: by 33 splits 18.6, by 43 18.0, by 26 20.0. Tiles that the
+  three row blocks share as a cluster (multicast, Hopper's alone) were not tried: GPCs of 16 to 18
+  SMs hold five or six clusters of three, fewer in all than the 43 splits of three tiles each.
 * 8/1/64k (goal 26): while it streams, 4.0 TB/s. Splits that share the tiles evenly: 26.5 us by 187,
   26.8 by 171, 27.9 by 257. Asking L2 for the tile after the next as well took 26.7 us to 28.7; for
   all tiles at once 20 % in an earlier design.
