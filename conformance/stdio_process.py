@@ -74,7 +74,8 @@ class EngineProcess:
                 start_new_session=True,  # its own group: ended as a whole, and Ctrl-C is ours
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in the command
-            raise EngineError(f"{command[0]} cannot be started: {error}") from error
+            why = getattr(error, "strerror", None) or error  # without the name once more
+            raise EngineError(f"{command[0]} cannot be started: {why}") from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         assert self._child.stderr is not None
