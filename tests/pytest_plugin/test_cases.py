@@ -224,7 +224,7 @@ def test_a_model_that_cannot_be_closed_is_an_error_of_its_last_case(
     )
 
     assert 1 == run.code
-    assert "ERROR  all / close / close: close: close() raised OSError: device lost" in run.out
+    assert "ERROR  all / close: close() raised OSError: device lost" in run.out
     assert "gate FAILED: 1 pass, 1 error;" in run.out
 
 
