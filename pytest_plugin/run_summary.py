@@ -114,7 +114,7 @@ class RunSummary:
         gate.part = "" if whole else PART
         if self._expectations is not None:
             gate.expectations = self._expectations
-            gate.unmet = unmet(
-                self._expectations, gate.results, self._bundles.values(), whole=whole
-            )
+            # No process knows what was left out of a part.
+            unasked = () if whole else None
+            gate.unmet = unmet(self._expectations, gate.results, self._bundles.values(), unasked)
         return gate
