@@ -12,8 +12,9 @@ import numpy as np
 from kdtr.conformance.bundle import Expectation, GoldenCase
 from kdtr.conformance.drawing import Drawing
 from kdtr.conformance.drive import Mode
-from kdtr.conformance.finding import Finding
+from kdtr.conformance.finding import Finding, Verdict
 from kdtr.conformance.observe import Observation
+from kdtr.conformance.stdio_protocol import ExchangeError
 from kdtr.contract import STAGE, Source, Stage
 
 _ROW = re.compile(r"\brow (\d+)")
@@ -26,6 +27,7 @@ class Sight:
 
     def __init__(self) -> None:
         self._seen: Observation | None = None
+        self._exchange_broke = False
 
     def watching(self, mode: Mode) -> Mode:
         """The mode, of which each point is watched."""
@@ -33,8 +35,13 @@ class Sight:
         return replace(mode, drive_chunk=chunk, drive_round=entry)
 
     def drawn(self, finding: Finding, case: GoldenCase) -> Finding:
-        """The finding with the picture of its point; of a near tie, and of no point, without."""
+        """The finding with the picture of its point; of a near tie, and of no point, without.
+
+        Nor where the exchange with a process broke: that has nothing to do with the tree.
+        """
         point = finding.place.point
+        if self._exchange_broke and finding.verdict is Verdict.ERROR:
+            return finding
         if self._seen is None or not finding.verdict.is_bad or point not in case.inputs.points():
             return finding
         return replace(finding, drawing=_drawing(finding, case, self._seen))
@@ -42,7 +49,12 @@ class Sight:
     def _watched(self, drive: Callable[..., None]) -> Callable[..., None]:
         def watched(driver: Any, entry: Any, pin: Any, seen: Observation) -> None:
             self._seen = seen  # before the engine is asked: it may raise
-            drive(driver, entry, pin, seen)
+            self._exchange_broke = False
+            try:
+                drive(driver, entry, pin, seen)
+            except ExchangeError:
+                self._exchange_broke = True
+                raise
 
         return watched
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kdtr.conformance.raised import RAISED, told
-from kdtr.conformance.stdio_engine import make_stdio_engine
+from kdtr.conformance.stdio_engine import check_command, make_stdio_engine
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import TRACED, VERBS, Engine, EngineError, EngineInfo, KdtrError, NumericProfile
 
@@ -42,8 +42,7 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
             process.close()
             raise
         return process
-    factory = _factory(name)
-    _check_options(name, factory, options)
+    factory = _factory_for(name, options)
     try:
         engine = factory(**options)
     except KdtrError:
@@ -56,6 +55,18 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     _check_engine(name, engine)
     checked: Engine = engine
     return checked
+
+
+def check_engine_name(name: str, options: Mapping[str, Any] | None = None) -> None:
+    """What can be told before an engine is made: its factory is there and takes the options.
+
+    Imports its module, and makes nothing. Of `stdio:COMMAND` the program is looked for.
+    Raises EngineError, as `load_engine` would.
+    """
+    if name.startswith(STDIO):
+        check_command(name.removeprefix(STDIO))
+    else:
+        _factory_for(name, dict(options or {}))
 
 
 @contextmanager
@@ -74,6 +85,12 @@ def option_names(name: str) -> frozenset[str]:
     """The options that a loaded engine's factory names; empty where it names none."""
     known = None if name.startswith(STDIO) else _named_options(_factory(name))
     return frozenset(known or ())
+
+
+def _factory_for(name: str, options: Mapping[str, Any]) -> Any:
+    factory = _factory(name)
+    _check_options(name, factory, options)
+    return factory
 
 
 def _factory(name: str) -> Any:
@@ -117,7 +134,8 @@ def _not_found(module_name: str, error: ModuleNotFoundError) -> str:
         looked = f"{here} and " if {"", str(here)} & set(sys.path) else ""
         return (
             f"no module {missing} in {looked}the packages of {sys.executable}; start kdtr in the "
-            "directory that holds it, name that directory in PYTHONPATH, or install its package"
+            "directory that holds it, name that directory in PYTHONPATH, install its package, or "
+            f"name a registered engine: {_registered()}"
         )
     return (
         f"importing {module_name} raised {told(error)}; install what it imports into the Python "
@@ -152,10 +170,9 @@ def _named_options(factory: Any) -> list[str] | None:
 def _entry_point(name: str) -> Any:
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     if name not in found.names:
-        known = ", ".join(sorted(found.names)) or "none"
         raise EngineError(
-            f"no engine is registered as {name!r} (registered: {known}); expected one of these, "
-            "package.module:factory, or stdio:COMMAND for a program"
+            f"no engine is registered as {name!r} (registered: {_registered()}); expected one of "
+            "these, package.module:factory, or stdio:COMMAND for a program"
         )
     try:
         return found[name].load()
@@ -163,6 +180,10 @@ def _entry_point(name: str) -> Any:
         raise EngineError(
             f"engine {name}: loading {found[name].value} raised {told(error)}"
         ) from error
+
+
+def _registered() -> str:
+    return ", ".join(sorted(importlib.metadata.entry_points(group=ENTRY_POINTS).names)) or "none"
 
 
 def _check_engine(name: str, engine: Any) -> None:

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from kdtr.conformance.expectations import (
     MustPass,
     Patterns,
 )
-from kdtr.conformance.state_script import SCRIPT
+from kdtr.conformance.file_cases import FILE_CASES
+from kdtr.conformance.state_script import CHECK_NAMES, SCRIPT
 from kdtr.conformance.xray_gate import XRAY
-from kdtr.contract import KdtrError, rules
+from kdtr.contract import STAGE, VERBS, KdtrError, rules
 
 VERSION = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,6 +38,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SELECT = (*CASE_FIELDS, *FINDING_FIELDS)
 _ENTRY_KEYS = ("id", "kind", "reason", "link", "expires", *_SELECT)
 _TOP_KEYS = ("kdtr_expectations", *CEILINGS, "mustpass", "expect")
+# What a finding calls its stage: one of the contract's, or what was asked when it went wrong.
+_ASKED = (*VERBS, "load", "open", "answer", "close")
+_STAGES = (*STAGE, *_ASKED, *CHECK_NAMES, *(file.name for file in FILE_CASES))
 _MODES = (*(mode.name for mode in MODES), SCRIPT, XRAY, "load", "close")
 
 
@@ -118,6 +123,7 @@ def _kind(at: str, table: Mapping[str, Any]) -> Kind:
 def _select(at: str, table: Mapping[str, Any]) -> dict[str, Patterns]:
     select = {name: _patterns(f"{at}: {name}", table[name]) for name in _SELECT if name in table}
     _among(f"{at}: mode", select.get("mode", ()), _MODES)
+    _near(f"{at}: stage", select.get("stage", ()), _STAGES)
     _among(f"{at}: rule", select.get("rule", ()), tuple(rules()))
     if table["kind"] == Kind.NOT_SUPPORTED.value:
         extra = [name for name in FINDING_FIELDS if name in select]
@@ -156,6 +162,18 @@ def _among(at: str, patterns: Patterns, known: tuple[str, ...]) -> None:
         if not any(fnmatchcase(one, pattern) for one in known):
             raise ExpectationsError(
                 f"{at}: {pattern!r} fits none; expected one of {', '.join(known)}, or a pattern"
+            )
+
+
+def _near(at: str, patterns: Patterns, known: tuple[str, ...]) -> None:
+    """As `_among`, where the known names are too many to be listed."""
+    for pattern in patterns:
+        if not any(fnmatchcase(one, pattern) for one in known):
+            close = get_close_matches(pattern, known, n=3, cutoff=0.5)
+            nearest = f", such as {_listed(tuple(close))}" if close else ""
+            raise ExpectationsError(
+                f"{at}: {pattern!r} fits none; expected a stage of contract/stages.py or a check "
+                f"of a script{nearest}, or a pattern"
             )
 
 
@@ -216,4 +234,5 @@ def _text(at: str, table: Mapping[str, Any], key: str, what: str = "expected a t
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeAlias
 
 from kdtr.conformance.expectations import (
     CEILINGS,
@@ -22,6 +23,10 @@ from kdtr.conformance.plain_text import entry as labelled
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import BundleError
 
+# Cases and modes that the whole gate judges and a part of it does not: what an entry selects among
+# them may hold there. None: which they are is not known, so nothing is told of any entry.
+Unasked: TypeAlias = Sequence[CaseResult] | None
+
 _SHOWN = 6  # cases that are named; of more, their number
 
 
@@ -29,21 +34,35 @@ def unmet(
     expectations: Expectations,
     results: Sequence[CaseResult],
     bundles: Iterable[str | os.PathLike[str]],
-    *,
-    whole: bool,
+    unasked: Unasked,
 ) -> list[str]:
     """Why the file fails the run, a sentence for each reason; results as `hold` left them.
 
     bundles  paths of those that were judged
-    whole    whether all cases of them were: only then is an entry stale that selected nothing
+    unasked  what the whole gate would judge of them besides
     """
-    lines = [*_expired(expectations)]
-    if whole:
-        lines += _stale(expectations, results)
+    lines = [*_expired(expectations), *_stale(expectations, results, unasked)]
     lines += _above(expectations, results)
     if expectations.must_pass is not None:
-        lines += _must_pass(expectations.must_pass, results, bundles, whole=whole)
+        lines += _must_pass(expectations.must_pass, results, bundles, unasked)
     return [f"{expectations.path}: {line}" for line in lines]
+
+
+def unknown_lines(
+    expectations: Expectations, results: Sequence[CaseResult], unasked: Unasked
+) -> list[str]:
+    """Entries that would be stale if all of their cases had been asked."""
+    lines = []
+    for entry in _current(expectations):
+        selected = [result for result in results if entry.selects(result)]
+        others = [one for one in unasked or () if entry.selects(one)]
+        if selected and others and _unseen(entry, selected):
+            lines.append(
+                f"{expectations.path}: entry {entry.id!r} may be stale: what it expects was seen "
+                f"in none of {_cases(selected)}; {len(others)} more of its cases and modes were "
+                "not asked, the whole gate tells"
+            )
+    return lines
 
 
 def excused_lines(
@@ -71,9 +90,14 @@ def _expired(expectations: Expectations) -> Iterator[str]:
             )
 
 
-def _stale(expectations: Expectations, results: Sequence[CaseResult]) -> Iterator[str]:
-    for entry in expectations.entries:
-        if entry.has_expired(expectations.today):
+def _stale(
+    expectations: Expectations, results: Sequence[CaseResult], unasked: Unasked
+) -> Iterator[str]:
+    """Of an entry that speaks of what was not asked, nothing is known."""
+    if unasked is None:
+        return
+    for entry in _current(expectations):
+        if any(entry.selects(one) for one in unasked):
             continue
         selected = [result for result in results if entry.selects(result)]
         if not selected:
@@ -82,13 +106,20 @@ def _stale(expectations: Expectations, results: Sequence[CaseResult]) -> Iterato
                     f"entry {entry.id!r} is stale: it selects no case of this run; correct its "
                     "bundle, case or mode, or remove it"
                 )
-        elif all(_is_over(one) for one in selected) and not any(
-            entry.id in one.expected for one in selected
-        ):
+        elif _unseen(entry, selected):
             yield (
                 f"entry {entry.id!r} is stale: it expects {entry.kind.value!r}, and that was seen "
                 f"in none of {_cases(selected)}; remove it, or correct its patterns"
             )
+
+
+def _current(expectations: Expectations) -> list[Entry]:
+    return [one for one in expectations.entries if not one.has_expired(expectations.today)]
+
+
+def _unseen(entry: Entry, selected: Sequence[CaseResult]) -> bool:
+    """Whether all that it selects was judged to its end, and nothing was as it expects."""
+    return all(_is_over(one) and entry.id not in one.expected for one in selected)
 
 
 def _in_the_run(entry: Entry, results: Sequence[CaseResult]) -> bool:
@@ -126,15 +157,15 @@ def _must_pass(
     listed: MustPass,
     results: Sequence[CaseResult],
     bundles: Iterable[str | os.PathLike[str]],
-    *,
-    whole: bool,
+    unasked: Unasked,
 ) -> Iterator[str]:
     named = [Path(bundle) for bundle in bundles]
     yield from _other_corpus(listed, named)
     for patterns in listed.cases:
         shown = "/".join(patterns).removesuffix("/*")
         found = [result for result in results if must_pass(patterns, result)]
-        if not found and whole:
+        others = unasked is None or any(must_pass(patterns, one) for one in unasked)
+        if not found and not others:
             yield f"mustpass names {shown}, which did not run; give its bundle, or correct the name"
         wrong = [result for result in found if result.verdict is not Verdict.PASS]
         for verdict in dict.fromkeys(result.verdict for result in wrong):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 
 from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.conformance.drawing import Drawing
@@ -89,6 +90,20 @@ class Finding:
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
     excerpt: Excerpt | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def seen_at(self) -> str:
+        """Case, mode and point: "y-tree / round / round0", "all / load".
+
+        What is called as what it is in, is named once.
+        """
+        names = (self.place.case, self.place.mode, self.place.point)
+        return " / ".join(name for before, name in pairwise(("", *names)) if name != before)
+
+    @property
+    def headline(self) -> str:
+        """The same with the stage, which a check of a script does not have beside its name."""
+        return self.seen_at + ("" if self.stage == self.place.point else f": {self.stage}")
+
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
         """The finding as text, without colour; of the rules in `told`, the ids alone."""
         text = self.what_lines(width) + self.rule_lines(width, told)
@@ -98,9 +113,7 @@ class Finding:
 
     def what_lines(self, width: int) -> list[str]:
         """What differs, where, and the picture of it."""
-        place = self.place
-        head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
-        text = [f"{head}: {self.stage}: {self.summary}"]
+        text = [f"{self.verdict.value.upper()}  {self.headline}: {self.summary}"]
         if self.excuse is not None:
             text += entry("excuse", str(self.excuse), width)
         if self.blame:

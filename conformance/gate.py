@@ -13,13 +13,21 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.expectations import Expectations
-from kdtr.conformance.expectations_outcome import unmet
+from kdtr.conformance.expectations_outcome import Unasked, unknown_lines, unmet
 from kdtr.conformance.file_script import FILES, first_small
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.judge_bundle import BundleJudge, OfCase, Progress, Question, questions
+from kdtr.conformance.judge_bundle import (
+    LOAD,
+    BundleJudge,
+    OfCase,
+    Progress,
+    Question,
+    questions,
+)
 from kdtr.conformance.quick_corpus import QuickCorpus
 from kdtr.conformance.state_script import CASE, SCRIPT
-from kdtr.conformance.xray_gate import xray_results
+from kdtr.conformance.xray import xray_models
+from kdtr.conformance.xray_gate import XRAY, xray_results
 from kdtr.contract import CaseError, Engine
 
 PART = "part of the gate"
@@ -67,6 +75,23 @@ class Selection:
 
         return [question for question in asked if takes(question)]
 
+    def unasked(self, bundles: Sequence[GoldenBundle], modes: Sequence[Mode]) -> Unasked:
+        """What the gate judges of the bundles and this selection leaves out; None where it leaves
+        out the ends of cases."""
+        if self.until is not None:
+            return None
+        whole, left = Selection(), list[CaseResult]()
+        in_files = self.in_files(bundles), whole.in_files(bundles)
+        for bundle in bundles:
+            asked, wanted = (
+                one.of(bundle, modes, in_files=bundle is file)
+                for one, file in zip((self, whole), in_files, strict=True)
+            )
+            wanted += [] if asked else [Question("all", LOAD), Question("all", "close")]
+            name = str(bundle.path)
+            left += [CaseResult(name, *one) for one in wanted if one not in asked]
+        return left
+
     def in_files(self, bundles: Sequence[GoldenBundle]) -> GoldenBundle | None:
         """The bundle whose model is also handed over in files: one for all, in whatever order."""
         if self.quick is None:
@@ -88,6 +113,7 @@ class GateResult:
 
     expectations  the file that the results were held to, if there is one
     unmet         why that file fails the run: stale or expired entries, too many near ties
+    unknown       of which entries a part of the gate cannot tell whether they are stale
     quick         the quick corpus of which this is a run: not the whole gate
     part          what ran, in words, where it was something else than the gate or the quick corpus
     """
@@ -95,6 +121,7 @@ class GateResult:
     results: list[CaseResult] = field(default_factory=list)
     expectations: Expectations | None = None
     unmet: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
     quick: QuickCorpus | None = None
     part: str = ""
 
@@ -132,17 +159,17 @@ class GateResult:
         self,
         expectations: Expectations | None,
         bundles: Sequence[str | os.PathLike[str]],
-        *,
-        whole: bool,
+        unasked: Unasked,
     ) -> None:
-        """Excuse what is expected. `whole`: all cases of `bundles` were judged.
+        """Excuse what is expected. `unasked`: what of `bundles` was not judged.
 
         Again with more results: what is excused already stays so.
         """
         if expectations is not None:
             expectations.hold(self.results)
             self.expectations = expectations
-            self.unmet = unmet(expectations, self.results, bundles, whole=whole)
+            self.unmet = unmet(expectations, self.results, bundles, unasked)
+            self.unknown = unknown_lines(expectations, self.results, unasked)
 
     @property
     def findings(self) -> list[Finding]:
@@ -178,11 +205,13 @@ def run_gate(
     CaseError for a selection that selects nothing.
     """
     opened: list[GoldenBundle] = []
+    unasked: Unasked = None
     gate = GateResult(quick=selection.quick, part="" if selection.is_whole else PART)
     try:
         for path in bundles:
             opened.append(GoldenBundle.open(path))
         _check_selection(opened, selection)
+        unasked = selection.unasked(opened, modes)
         in_files = selection.in_files(opened)
         for bundle in opened:
             asked = selection.of(bundle, modes, in_files=bundle is in_files)
@@ -204,7 +233,7 @@ def run_gate(
         reproducible(result, engine_name, options or {}, command)
     if xray:
         # What is excused is known to fail, and must not hide what the x-ray models show besides.
-        gate.hold(expectations, bundles, whole=False)
+        gate.hold(expectations, bundles, None)
         gate.results += xray_results(
             engine,
             () if unblocked else gate.findings,
@@ -213,7 +242,9 @@ def run_gate(
             command=command,
             progress=progress,
         )
-    gate.hold(expectations, bundles, whole=selection.is_whole)
+    elif unasked is not None:
+        unasked = [*unasked, *(CaseResult(XRAY, model.name, XRAY) for model in xray_models())]
+    gate.hold(expectations, bundles, unasked)
     return gate
 
 

@@ -17,7 +17,7 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.offline_questions import ID, questions_id
 from kdtr.conformance.stdio_protocol import VERSION, info_of, read_reply
-from kdtr.contract import STAGE, TRACED, EngineError, EngineInfo, Source
+from kdtr.contract import STAGE, TRACED, BundleError, EngineError, EngineInfo, Source
 from kdtr.kdtr_format import Bundle
 
 ANSWERS = "answers"  # the kind in the metadata
@@ -29,7 +29,14 @@ _BY_VERB = {
     "build": frozenset({"build_parents", "build_tokens"}),
     "snapshot": frozenset({"cache_tokens", "cache_positions", "cache_c_kv", "cache_k_pe"}),
 }
-_SHOWN = 3  # names of tensors in a message
+_AGAIN = (
+    "expected what the engine wrote: copy the file again, whole, or let the engine answer the "
+    "questions again"
+)
+_INSTEAD = {
+    "questions": "these are the questions: let the engine answer them",
+    "golden": "give it as --against, and here the file that the engine wrote",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +54,29 @@ class PointAnswers:
 
 
 class Answers:
-    """`info`, and the answers by case and point. Raises a KdtrError for what is no such file."""
+    """`info`, and the answers by case and point.
+
+    Raises BundleError for a file that is cut, damaged or no KDTR file, and EngineError for one of
+    another form; both name the file.
+    """
 
     def __init__(self, path: str | os.PathLike[str], golden: GoldenBundle) -> None:
-        with Bundle.open(path) as bundle:
-            bundle.verify()
-            self.info = _info(bundle.metadata)
-            found = {name: np.array(bundle[name]) for name in bundle.names()}
-        _check_id(found.pop(ID, None), golden)
+        try:
+            with Bundle.open(path) as bundle:
+                bundle.verify()
+                metadata = bundle.metadata
+                found = {name: np.array(bundle[name]) for name in bundle.names()}
+        except BundleError as error:  # with the path
+            raise BundleError(f"{error}; {_AGAIN}") from None
         self.cases: dict[str, dict[str, PointAnswers]] = {}
-        inputs = {case.inputs.alias: case.inputs for case in golden.cases}
-        for name, array in found.items():
-            self._keep(name, array, inputs)
+        try:
+            self.info = _info(metadata)
+            _check_id(found.pop(ID, None), golden)
+            inputs = {case.inputs.alias: case.inputs for case in golden.cases}
+            for name, array in found.items():
+                self._keep(name, array, inputs)
+        except EngineError as error:
+            raise EngineError(f"{os.fspath(path)}: {error}") from None
 
     def _keep(self, name: str, array: np.ndarray, inputs: Mapping[str, CaseInput]) -> None:
         split = _NAME.fullmatch(name)
@@ -94,10 +112,12 @@ def missing(point: str, answers: PointAnswers) -> str:
 def _info(metadata: Mapping[str, object]) -> EngineInfo:
     kind, engine = metadata.get("kind"), metadata.get("engine")
     if kind != ANSWERS:
-        raise EngineError(f"kind = {kind!r} in the metadata; expected {ANSWERS!r}")
+        instead = _INSTEAD.get(str(kind), "the file that the engine wrote (docs/offline.md)")
+        raise EngineError(f"kind = {kind!r} in the metadata; expected {ANSWERS!r}; {instead}")
     if not isinstance(engine, dict):
         raise EngineError(
-            f"engine = {engine!r} in the metadata; expected what `hello` answers over stdio"
+            f"engine = {engine!r} in the metadata; expected what `hello` answers over stdio "
+            "(docs/offline.md)"
         )
     try:
         reply = read_reply("hello", {"id": VERSION, "ok": engine})
@@ -106,7 +126,9 @@ def _info(metadata: Mapping[str, object]) -> EngineInfo:
         raise EngineError(f"engine in the metadata: {error}") from None
     unknown = sorted(info.stages - TRACED)
     if unknown:
-        raise EngineError(f"engine in the metadata: {unknown[0]!r} in stages is no stage")
+        raise EngineError(
+            f"engine in the metadata: {unknown[0]!r} in stages is no stage (contract/stages.py)"
+        )
     return info
 
 

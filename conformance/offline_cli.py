@@ -54,9 +54,10 @@ def judge_command(
 ) -> tuple[EngineInfo, GateResult]:
     """Judge a file of answers: the gate, in the one mode in which a file can be asked.
 
-    Raises BundleError where there is no file, and for a `--against` that is no golden bundle.
+    Raises BundleError where there is no file or it cannot be read, EngineError where it holds no
+    answers to these questions, and BundleError for a `--against` that is no golden bundle.
     """
-    if not Path(args.answers).is_file():
+    if not Path(args.answers).exists():
         raise BundleError(f"{args.answers}: no such file; expected what the engine wrote")
     golden = GoldenBundle.open(args.against)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,10 @@ from kdtr.contract import (
     DraftTree,
     EmitLimit,
     EngineError,
-    EngineInfo,
     KdtrError,
     LogicalCache,
     ModelConfig,
     ModelSource,
-    NumericProfile,
     Round,
     Trace,
 )
@@ -39,36 +37,19 @@ _ANSWERABLE = frozenset({"build", "snapshot"})  # what more of the verbs a file 
 class ReplayEngine:
     """Answers `path` holds, to be judged against `golden`.
 
-    A file that is none (cut, of other questions, with names that answer nothing) is a fault of
-    the engine that wrote it: `load` raises it, as one that cannot load its model would.
+    Raises BundleError or EngineError for a file that holds none (cut, of other questions, with
+    names that answer nothing): there is nothing to judge then.
     """
 
     def __init__(self, path: str | os.PathLike[str], golden: GoldenBundle) -> None:
         self._golden = golden
-        self._answers: Answers | None = None
-        self._refusal: KdtrError | None = None
-        try:
-            self._answers = Answers(path, golden)
-            info = self._answers.info
-        except KdtrError as error:
-            self._refusal = error
-            name = Path(path).name
-            info = EngineInfo(name, "unknown", "unknown", NumericProfile(), frozenset())
+        self._answers = Answers(path, golden)
+        info = self._answers.info
         verbs = frozenset({"set_root", "prefill", "round"}) | (info.verbs & _ANSWERABLE)
-        self.info = EngineInfo(
-            info.name,
-            info.version,
-            info.device,
-            info.profile,
-            verbs,
-            info.stages,
-            info.conventions,
-        )
+        self.info = replace(info, verbs=verbs)
 
     def load(self, source: ModelSource) -> Any:
         """A `ReplayModel`; its sessions have the verbs of `info` and no others."""
-        if self._answers is None:
-            raise EngineError(f"the file of answers: {self._refusal}")
         return ReplayModel(self._golden.config, self._answers)
 
 

@@ -100,6 +100,7 @@ def expected_lines(gate: GateResult, width: int) -> Iterator[str]:
         yield f"expected by {gate.expectations.path}:"
         yield from excused
     yield from ("", *gate.unmet) if gate.unmet else ()
+    yield from ("", *gate.unknown) if gate.unknown else ()
 
 
 def _which(gate: GateResult) -> str:

@@ -291,3 +291,4 @@ _CHECKS = (
     _Check("set_root", ("FWD-3",), _set_root, frozenset({"set_root"})),
     _Check("set_root after verify", ("COMMIT-5",), _set_root_forgets, frozenset({"set_root"})),
 )
+CHECK_NAMES = tuple(check.name for check in _CHECKS)

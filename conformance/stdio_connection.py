@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kdtr.conformance.stdio_process import EngineProcess
-from kdtr.conformance.stdio_protocol import VERSION, info_of
+from kdtr.conformance.stdio_protocol import VERSION, ExchangeError, info_of
 from kdtr.conformance.stdio_tensors import (
     Scratch,
     Traced,
@@ -106,4 +106,4 @@ class Connection:
 
 
 def refuse(verb: str, text: str) -> NoReturn:
-    raise EngineError(f"{verb}(): {text}")
+    raise ExchangeError(f"{verb}(): {text}")

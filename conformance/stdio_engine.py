@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from types import TracebackType
@@ -193,6 +194,16 @@ def make_stdio_engine(command: str, options: Mapping[str, Any]) -> StdioEngine:
             "timeout_s, isolate, or the engine's own options within the command"
         )
     return StdioEngine(command, **options)
+
+
+def check_command(command: str) -> None:
+    """The program of `stdio:COMMAND` is there and may be run. Raises EngineError."""
+    program = _words(command)[0]
+    if shutil.which(program) is None:
+        raise EngineError(
+            f"engine stdio:{command}: there is no program {program} that can be run; expected one "
+            "of PATH, or the path of one"
+        )
 
 
 def _words(command: str) -> list[str]:

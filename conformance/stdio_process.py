@@ -1,7 +1,7 @@
 """An engine's process: requests go in, replies come out, and nothing of it is left behind.
 
 What breaks the exchange (a crash, no reply in time, noise) ends the process and all that it has
-started; the EngineError says what happened and ends with the last lines of its stderr.
+started; the ExchangeError says what happened and ends with the last lines of its stderr.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from kdtr.conformance.stdio_protocol import Reply, encode, read_envelope, read_reply
+from kdtr.conformance.stdio_protocol import (
+    ExchangeError,
+    Reply,
+    encode,
+    read_envelope,
+    read_reply,
+)
 from kdtr.contract import EngineError
 
 MAX_REPLY = 16 * 1024 * 1024  # bytes of a line: ids only, the tensors are in files
@@ -74,7 +80,8 @@ class EngineProcess:
                 start_new_session=True,  # its own group: ended as a whole, and Ctrl-C is ours
             )
         except (OSError, ValueError) as error:  # ValueError: a NUL in the command
-            raise EngineError(f"{command[0]} cannot be started: {error}") from error
+            why = getattr(error, "strerror", None) or error  # without the name once more
+            raise EngineError(f"{command[0]} cannot be started: {why}") from error
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         assert self._child.stderr is not None
@@ -87,7 +94,7 @@ class EngineProcess:
     def ask(self, verb: str, fields: Mapping[str, Any]) -> Reply:
         """Send a request and wait for its reply, for `timeout_s` in all."""
         if self.ended is not None:
-            raise EngineError(f"{verb}(): the engine's process is gone, {self.ended}")
+            raise ExchangeError(f"{verb}(): the engine's process is gone, {self.ended}")
         self._count += 1
         line = encode({"id": self._count, "verb": verb, **fields})
         try:
@@ -97,14 +104,14 @@ class EngineProcess:
             envelope = read_envelope(self._receive(deadline), self._count)
         except EngineError as error:
             self._kill(f"since {verb}() failed")
-            raise EngineError(f"{verb}(): {error}{self._stderr.told()}") from None
+            raise ExchangeError(f"{verb}(): {error}{self._stderr.told()}") from None
         except BaseException:  # Ctrl-C: the reply may still come, and would answer the next request
             self._kill(f"since {verb}() was interrupted")
             raise
         try:
             return read_reply(verb, envelope)
         except EngineError as error:  # the line was whole: the process may go on
-            raise EngineError(f"{verb}(): {error}") from None
+            raise ExchangeError(f"{verb}(): {error}") from None
 
     def close(self) -> None:
         """Let it end, by the end of its stdin; what is still there after 2 s is killed."""

@@ -19,6 +19,10 @@ BATCH_VERBS = frozenset({"verify_batch", "commit_batch"})  # not carried by vers
 _SHOWN = 120  # characters of a refused value
 
 
+class ExchangeError(EngineError):
+    """A process is gone or silent, or what it said is no reply: not what a session answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """What a field holds, in words and as a test."""

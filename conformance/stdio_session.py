@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance import stdio_inputs as inputs
-from kdtr.conformance.stdio_connection import Connection, refuse
+from kdtr.conformance.stdio_connection import Connection
 from kdtr.contract import (
     NO_LIMIT,
     SILENT,
@@ -84,7 +84,7 @@ class StdioSession:
         try:
             return DraftTree(tuple(fields["tokens"]), tuple(fields["parents"]))
         except KdtrError as error:
-            refuse("build", f"the reply is no tree: {error}")
+            raise EngineError(f"build(): the reply is no tree: {error}") from None
 
     def verify(self, tree: DraftTree, *, trace: Trace = SILENT) -> Verified:
         self._offered("verify")
@@ -178,4 +178,4 @@ def _acceptance(verb: str, fields: Mapping[str, Any]) -> Acceptance:
     try:
         return Acceptance(tuple(fields["path"]), fields["bonus"])
     except KdtrError as error:
-        refuse(verb, f"the reply is no acceptance: {error}")
+        raise EngineError(f"{verb}(): the reply is no acceptance: {error}") from None

@@ -49,7 +49,8 @@ def write_checkpoint(
             _write_text(directory / INDEX, _json(index, "index"))
         _write_text(directory / CONFIG, config_text)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{directory} cannot be written: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{directory} cannot be written: {why}") from error
 
 
 def _json(value: Mapping[str, Any], what: str) -> str:

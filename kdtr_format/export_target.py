@@ -39,7 +39,7 @@ def replaced_file(path: str | os.PathLike[str]) -> Iterator[Path]:
             os.fsync(file.fileno())
         sibling.replace(target)
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         sibling.unlink(missing_ok=True)
 
@@ -63,7 +63,7 @@ def replaced_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
                 old.replace(target)
             raise
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error}") from error
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(sibling, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

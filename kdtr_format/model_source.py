@@ -16,7 +16,7 @@ import numpy as np
 from kdtr.contract import CheckpointError, ModelConfig, ModelSource, UnsupportedError
 from kdtr.kdtr_format.checkpoint import file_mode, read_checkpoint
 from kdtr.kdtr_format.model import read_model
-from kdtr.kdtr_format.reader import Bundle
+from kdtr.kdtr_format.reader import Bundle, naming
 
 _EXPECTED = (
     "expected a Hugging Face directory, a .kdtr file with weights, or a pair of ModelConfig and "
@@ -48,7 +48,9 @@ def open_model(source: ModelSource) -> OpenModel:
 
 def _open_path(path: Path) -> OpenModel:
     if path.suffix == ".kdtr" and not _is_directory(path):
-        return _in_memory(*read_model(Bundle.open(path).view("config/", "weights/")))
+        view = Bundle.open(path).view("config/", "weights/")
+        with naming(path):  # a view does not know its file
+            return _in_memory(*read_model(view))
     mode = file_mode(path)
     if mode is not None and stat.S_ISDIR(mode):
         checkpoint = read_checkpoint(path)

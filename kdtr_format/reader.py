@@ -160,7 +160,7 @@ class Bundle(_Tensors):
         private  read it into memory first: whoever wrote it may still change or cut it
         """
         path = Path(path)
-        with _naming(path):
+        with naming(path):
             mapped = _map_file(path, private=private)
             try:
                 return cls(path, mapped, read_structure(mapped))
@@ -180,14 +180,14 @@ class Bundle(_Tensors):
 
     def verify(self) -> None:
         """Check every payload now; BundleError names the first tensor that fails."""
-        with _naming(self._path):
+        with naming(self._path):
             self._payloads.mapped()  # a closed bundle without tensors is still closed
             for entry in self.entries:
                 self._payloads.bytes_of(entry)
 
     def sha256(self) -> str:
         """SHA-256 of the whole file, in hex: the bundle's identity."""
-        with _naming(self._path):
+        with naming(self._path):
             return hashlib.sha256(self._payloads.mapped()).hexdigest()
 
     def view(self, *prefixes: str) -> TensorView:
@@ -201,11 +201,11 @@ class Bundle(_Tensors):
         return TensorView(chosen, self._payloads)
 
     def payload(self, name: str) -> np.ndarray:
-        with _naming(self._path):
+        with naming(self._path):
             return super().payload(name)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        with _naming(self._path):
+        with naming(self._path):
             return super().__getitem__(name)
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class Bundle(_Tensors):
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Put the path before the text of a refusal made inside."""
     try:
         yield

@@ -205,7 +205,8 @@ def _replacement(target: Path) -> Iterator[BufferedRandom]:
     try:
         file = open(sibling, "x+b")  # noqa: SIM115 - its errors differ from those of its use
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise BundleError(f"{target}: cannot be written: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise BundleError(f"{target}: cannot be written: {why}") from error
     try:
         with file:
             yield file
@@ -215,7 +216,7 @@ def _replacement(target: Path) -> Iterator[BufferedRandom]:
     except BaseException as error:
         sibling.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise BundleError(f"{target}: cannot be written: {error}") from error
+            raise BundleError(f"{target}: cannot be written: {error.strerror or error}") from error
         raise
     _fsync_directory(target.parent)
 

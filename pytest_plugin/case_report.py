@@ -8,6 +8,7 @@ from kdtr.conformance.finding import CaseResult, Verdict
 
 CLOSE = "close"  # the mode of what closing a model did
 _CLOSED = "kdtr_close_expected_by"
+NO_ENGINE = ("kdtr_engine", "none")  # of a test that found that the engine cannot be made
 NOT_ASKED = "not asked"  # the one word that is no verdict of the gate
 Properties = list[tuple[str, object]]
 

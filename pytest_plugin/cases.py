@@ -27,7 +27,7 @@ from kdtr.conformance.xray import xray_models
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import KdtrError
 from kdtr.pytest_plugin.bench import Bench
-from kdtr.pytest_plugin.case_report import NOT_ASKED, excused_close, properties
+from kdtr.pytest_plugin.case_report import NO_ENGINE, NOT_ASKED, excused_close, properties
 from kdtr.pytest_plugin.run_summary import RunSummary
 
 
@@ -190,6 +190,7 @@ class CaseItem(pytest.Item):
         refused = _refused(bench)
         if refused:
             self.session.shouldfail = refused  # as it would be for every other item
+            self.user_properties.append(NO_ENGINE)
             pytest.fail(refused, pytrace=False)
         result = self.parent.result(self.question)
         bundle = self.parent.name

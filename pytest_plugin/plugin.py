@@ -2,7 +2,7 @@
 
 Registered as the pytest plugin `kdtr`, so that `pytest --kdtr-engine NAME --kdtr-corpus PATH` works
 wherever kdtr is installed (docs/pytest.md). The laws (`kdtr.property_tests`) take their engine from
-the same options. Nothing heavy is imported before a corpus is named: every pytest of the
+the same options. Nothing heavy is imported before an engine is named: every pytest of the
 environment loads this file.
 """
 
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "kdtr: a golden case, on the engine of --kdtr-engine")
     _check_options(config)
+    _check_engine(config)
     if config.getoption("--kdtr-corpus"):
         from kdtr.pytest_plugin.cases import Cases
 
@@ -65,3 +66,23 @@ def _check_options(config: pytest.Config) -> None:
         raise pytest.UsageError(
             "--kdtr-expectations belongs to --kdtr-corpus; name golden bundles too"
         )
+
+
+def _check_engine(config: pytest.Config) -> None:
+    """A name that leads to no engine is a usage error, and no failure of a test.
+
+    In the process that was started alone: pytest-xdist cannot pass on what a worker refuses.
+    """
+    name = config.getoption("--kdtr-engine")
+    if name is None or hasattr(config, "workerinput"):
+        return
+    from kdtr.conformance.engine_loader import check_engine_name, importable_here
+    from kdtr.conformance.engine_options import engine_options
+    from kdtr.contract import KdtrError
+
+    try:
+        with importable_here():
+            given = config.getoption("--kdtr-engine-option")
+            check_engine_name(name, engine_options("--kdtr-engine-option", given))
+    except KdtrError as error:
+        raise pytest.UsageError(f"{type(error).__name__}: {error}") from error

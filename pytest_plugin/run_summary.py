@@ -18,7 +18,7 @@ from kdtr.conformance.finding import CaseResult, Verdict
 from kdtr.conformance.gate import PART, GateResult
 from kdtr.conformance.report import closing_line, expected_lines
 from kdtr.conformance.xray_gate import XRAY
-from kdtr.pytest_plugin.case_report import CLOSE, closed, is_ours, result_of
+from kdtr.pytest_plugin.case_report import CLOSE, NO_ENGINE, closed, is_ours, result_of
 
 _OUTPUT = "kdtr_cases"  # what a worker of pytest-xdist gives back
 
@@ -35,6 +35,7 @@ class RunSummary:
         self._start = time.perf_counter()
         self._is_part = False
         self._n_selected = 0
+        self._has_engine = True
         self._seen: set[str] = set()
         self._results: dict[tuple[str, str, str], CaseResult] = {}
 
@@ -46,6 +47,7 @@ class RunSummary:
         self._n_selected = n
 
     def take(self, report: pytest.TestReport) -> None:
+        self._has_engine &= NO_ENGINE not in report.user_properties
         if not is_ours(report.user_properties):
             self._take_crash(report)
             return
@@ -80,6 +82,8 @@ class RunSummary:
         output = getattr(self._config, "workeroutput", None)
         if output is not None:
             output[_OUTPUT] = {"selected": self._n_selected, "part": self._is_part}
+        elif not self._has_engine:  # nothing was judged: `kdtr gate` refuses it too
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
         elif self._seen and not self._gate().passed and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -110,7 +114,7 @@ class RunSummary:
         gate.part = "" if whole else PART
         if self._expectations is not None:
             gate.expectations = self._expectations
-            gate.unmet = unmet(
-                self._expectations, gate.results, self._bundles.values(), whole=whole
-            )
+            # No process knows what was left out of a part.
+            unasked = () if whole else None
+            gate.unmet = unmet(self._expectations, gate.results, self._bundles.values(), unasked)
         return gate

@@ -28,8 +28,8 @@ def github_annotations(run: Run) -> list[str]:
 
 
 def _told(fault: Fault) -> list[str]:
-    first, place = fault.first, fault.first.place
-    seen = f"{place.case} / {place.mode} / {place.point}: {first.stage}: {first.summary}"
+    first = fault.first
+    seen = f"{first.headline}: {first.summary}"
     lines = [seen + (f", at {first.where}" if first.where else "")]
     lines += [f"expected {first.expected}, actual {first.actual}"] if first.expected else []
     n = len(fault.group.findings)

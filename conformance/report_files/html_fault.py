@@ -69,9 +69,10 @@ def _verdict(fault: Fault) -> Element:
 def _place(run: Run, finding: Finding) -> Content:
     place = finding.place
     bundle = run.bundle_names().get(place.bundle, place.bundle)
+    at_stage = "" if finding.stage == place.point else f", at the stage {finding.stage}"
     return [
-        element("b", f"{bundle}: {place.case} / {place.mode} / {place.point}"),
-        f", at the stage {finding.stage}: {finding.summary.split(chr(10), 1)[0]}",
+        element("b", f"{bundle}: {finding.seen_at}"),
+        f"{at_stage}: {finding.summary.split(chr(10), 1)[0]}",
     ]
 
 

@@ -71,9 +71,9 @@ def _fault(run: Run, fault: Fault) -> Iterator[str]:
     yield f"## {fault.number}. {f'{rules}: ' if rules else ''}{_text(fault.title())}"
     yield ""
     bundle = run.bundle_names().get(place.bundle, place.bundle)
-    seen = f"{bundle}: {place.case} / {place.mode} / {place.point}"
+    seen = f"{bundle}: {first.headline}"
     said = first.summary.split("\n")
-    yield f"**{word}** in {_text(seen)}: {_text(first.stage)}: {_text(said[0])}"
+    yield f"**{word}** in {_text(seen)}: {_text(said[0])}"
     yield ""
     if len(said) > 1:  # what an engine wrote, line by line
         yield from _block("\n".join(map(printable, said)), "text")

@@ -152,6 +152,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(plain: Path, tmp_path: Path,
 
     assert 1 == done.returncode
     assert done.stderr.startswith(f"cpp-engine: {tmp_path / name}: ")
+    assert 1 == done.stderr.count(name)
     assert not (tmp_path / "out").exists()
 
 

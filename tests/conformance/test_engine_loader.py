@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kdtr.conformance import load_engine
+from kdtr.conformance.engine_loader import check_engine_name
 from kdtr.contract import VERBS, EngineError, EngineInfo, NumericProfile
 
 INFO = EngineInfo("n", "v", "cpu", NumericProfile(), frozenset({"verify"}), frozenset({"mask"}))
@@ -67,9 +68,11 @@ def test_a_half_name(name: str) -> None:
 
 
 def test_a_module_that_there_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = importlib.metadata.entry_points(group="kdtr.engines").names
     todo = (
         f"the packages of {sys.executable}; start kdtr in the directory that holds it, name that "
-        "directory in PYTHONPATH, or install its package"
+        "directory in PYTHONPATH, install its package, or name a registered engine: "
+        f"{', '.join(sorted(known))}"
     )
 
     assert f"engine no.such:make: no module no in {todo}" == refusal("no.such:make")
@@ -286,3 +289,27 @@ def test_a_command_that_ends_at_once() -> None:
     assert refusal("stdio:true").startswith(
         "engine stdio:true: hello(): the engine exited with code 0 before it re"
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["hots", "no_such_module:make", "json:no_such_factory", "stdio:", "stdio:./no-such"]
+)
+def test_a_name_is_refused_before_anything_is_made(name: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        check_engine_name(name)
+
+    if "./" not in name:
+        assert refusal(name) == str(refused.value)
+
+
+def test_a_program_that_there_is_not_is_named_once_more_at_most() -> None:
+    with pytest.raises(EngineError) as refused:
+        check_engine_name("stdio:./no-such --fast")
+
+    assert (
+        "engine stdio:./no-such --fast: there is no program ./no-such that can be run; expected "
+        "one of PATH, or the path of one"
+    ) == str(refused.value)
+    assert (
+        "engine stdio:./no-such: ./no-such cannot be started: No such file or directory"
+    ) == refusal("stdio:./no-such")

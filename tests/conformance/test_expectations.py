@@ -52,14 +52,14 @@ def result(
 def held(
     *entries: Entry,
     results: Sequence[CaseResult],
-    whole: bool = True,
+    unasked: Sequence[CaseResult] | None = (),
     must_pass: MustPass | None = None,
     bundles: Sequence[Path] = (),
     **ceilings: int,
 ) -> GateResult:
     """The results, and one more that passes, as the gate holds them to the file `f`."""
     gate = GateResult([*results, result(case="other")])
-    gate.hold(Expectations("f", TODAY, entries, must_pass, ceilings), bundles, whole=whole)
+    gate.hold(Expectations("f", TODAY, entries, must_pass, ceilings), bundles, unasked)
     return gate
 
 
@@ -114,7 +114,7 @@ def test_a_finding_that_is_selected_is_excused(select: dict[str, str]) -> None:
     ],
 )
 def test_another_finding_is_not(select: dict[str, str]) -> None:
-    gate = held(entry(**select), results=[result(Verdict.FAIL)], whole=False)
+    gate = held(entry(**select), results=[result(Verdict.FAIL)], unasked=None)
 
     assert not gate.passed
     assert Verdict.FAIL is gate.results[0].verdict
@@ -229,15 +229,65 @@ def test_an_entry_of_a_bundle_that_did_not_run_is_not_stale() -> None:
     assert [] == held(entry(bundle="tiny"), results=[result()]).unmet
 
 
-def test_a_part_of_the_cases_makes_no_entry_stale() -> None:
-    assert [] == held(entry(case="y"), results=[result()], whole=False).unmet
+def test_where_it_is_not_known_what_was_left_out_no_entry_is_stale() -> None:
+    assert [] == held(entry(case="y"), results=[result()], unasked=None).unmet
+
+
+@pytest.mark.parametrize(
+    "select", [{"case": "y"}, {"rule": "ACC-4"}, {"case": "z"}, {"bundle": "small", "case": "*"}]
+)
+def test_an_entry_that_speaks_of_what_was_not_asked_is_not_stale(select: dict[str, str]) -> None:
+    unasked = [result(case="y", mode="stepwise"), result(case="z")]
+
+    assert held(entry(**select), results=[result()], unasked=unasked).passed
+
+
+@pytest.mark.parametrize("select", [{"case": "y"}, {"case": "y", "mode": "round"}])
+def test_an_entry_all_of_which_was_asked_is_stale_in_a_part_too(select: dict[str, str]) -> None:
+    gate = held(entry(**select), results=[result()], unasked=[result(case="z")])
+
+    assert ["f: entry 'e' is stale: it expects 'fails'"] == [
+        u.split(", and")[0] for u in gate.unmet
+    ]
+
+
+def test_an_entry_that_may_be_stale_is_told_and_fails_nothing() -> None:
+    unasked = [result(case="y", mode="stepwise"), result(case="y", mode="decode")]
+
+    gate = held(entry(case="y"), results=[result()], unasked=unasked)
+
+    assert gate.passed
+    assert [
+        "f: entry 'e' may be stale: what it expects was seen in none of small.kdtr: y / round; 2 "
+        "more of its cases and modes were not asked, the whole gate tells"
+    ] == gate.unknown
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [result(Verdict.FAIL), result(Verdict.BLOCKED), result(case="z")],
+    ids=["seen", "blocked", "of another case"],
+)
+def test_nothing_is_told_of_an_entry_that_was_seen_or_was_not_reached(asked: CaseResult) -> None:
+    unasked = [result(case="y", mode="stepwise")]
+
+    assert [] == held(entry(case="y"), results=[asked], unasked=unasked).unknown
+
+
+def test_what_must_pass_and_was_not_asked_is_not_missed(
+    listed: Callable[..., dict[str, Any]],
+) -> None:
+    unasked = [result(case="z")]
+
+    assert held(results=[result()], unasked=unasked, **listed("small/z")).passed
+    assert not held(results=[result()], unasked=unasked, **listed("small/x")).passed
 
 
 def test_an_entry_holds_to_the_end_of_its_day_and_fails_after_it() -> None:
     wrong = [result(Verdict.FAIL)]
     assert held(entry(case="y", expires="2026-11-30"), results=wrong).passed
 
-    gate = held(entry(case="y", expires="2026-11-29"), results=[result(Verdict.FAIL)], whole=False)
+    gate = held(entry(case="y", expires="2026-11-29"), results=[result(Verdict.FAIL)], unasked=None)
 
     assert Verdict.FAIL is gate.results[0].verdict
     assert [
@@ -328,7 +378,7 @@ def test_what_must_pass_did_run(listed: Callable[..., dict[str, Any]]) -> None:
     assert [
         "f: mustpass names small/z, which did not run; give its bundle, or correct the name"
     ] == gate.unmet
-    assert held(results=[result()], whole=False, **listed("small/z")).passed
+    assert held(results=[result()], unasked=None, **listed("small/z")).passed
 
 
 def test_another_corpus_fails_and_says_what_to_do(
@@ -400,11 +450,47 @@ def test_the_gate_fails_for_a_stale_entry(
     )
     words = ["gate", small, "--engine", "host", "--expectations", file]
 
-    whole, part = kdtr(*words), kdtr(*words, "--case", "ar")
+    whole, its_case = kdtr(*words), kdtr(*words, "--case", "ar")
+    another, its_begin = kdtr(*words, "--case", "y"), kdtr(*words, "--until", "round0")
+    its_mode = kdtr(*words, "--mode", "stepwise")
 
-    assert (1, 0) == (whole.code, part.code)
+    assert (1, 1) == (whole.code, its_case.code)
     assert "entry 'a' is stale: " in whole.out
+    assert "entry 'a' is stale: " in its_case.out
     assert "gate FAILED: the expectations are unmet: " in whole.out
+    assert (0, 0, 0) == (another.code, its_begin.code, its_mode.code)
+    assert "stale" not in another.out + its_begin.out
+    assert "entry 'a' may be stale: what it expects was seen in none of " in its_mode.out
+
+
+def test_the_quick_corpus_tells_what_is_stale_as_far_as_it_knows(
+    kdtr: Callable[..., SimpleNamespace], corpus: Path, tmp_path: Path
+) -> None:
+    """Of expert-ties it asks the case `ar` alone."""
+    file = tmp_path / "e.toml"
+    text = "kdtr_expectations = 1\n"
+    for name, select in (
+        ("gone", 'case = "ar"'),
+        ("maybe", 'rule = "ACC-4"'),
+        ("elsewhere", 'case = "trees"'),
+        ("other-bundle", 'bundle = "yarn"'),
+        ("x-rayed", 'bundle = "x-ray"'),
+        ("not-there", 'case = "tress"'),
+    ):
+        text += f'[[expect]]\nid = "{name}"\nkind = "fails"\n{select}\nreason = "known"\n'
+    file.write_text(text)
+
+    run = kdtr(
+        *("gate", corpus / "expert-ties.kdtr", "--quick"),
+        *("--engine", "host", "--expectations", file),
+    )
+
+    assert 1 == run.code
+    assert f"{file}: entry 'gone' is stale: it expects 'fails', and that was seen in " in run.out
+    assert f"{file}: entry 'not-there' is stale: it selects no case of this run; " in run.out
+    assert f"{file}: entry 'maybe' may be stale: what it expects was seen in none of " in run.out
+    assert not [one for one in ("elsewhere", "other-bundle", "x-rayed") if one in run.out]
+    assert "FAILED: the expectations are unmet: " in run.out
 
 
 def test_a_file_that_is_refused_is_refused_before_the_engine_is_made(

@@ -12,6 +12,7 @@ import pytest
 
 from kdtr.conformance.expectations import Expectations, Kind
 from kdtr.conformance.expectations_file import ExpectationsError, read_expectations
+from kdtr.conformance.mutants import MUTANTS
 
 Read = Callable[..., Expectations]
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +119,16 @@ AT = "e.toml, entry 1 ('a') at line 2: "
         (entry(case='"y[ab"'), AT + "case: pattern 'y[ab' opens a [ that it does not close"),
         (entry(mode='"stepwize"'), AT + "mode: 'stepwize' fits none; expected one of stepwise"),
         (entry(rule='"POS-99"'), AT + "rule: 'POS-99' fits none; expected one of "),
+        (
+            entry(stage='"postions"'),
+            AT + "stage: 'postions' fits none; expected a stage of contract/stages.py or a check "
+            "of a script, such as positions, cache_positions or tokens, or a pattern",
+        ),
+        (entry(stage='["mask", "cache_c_kw"]'), "'cache_c_kw' fits none; expected a stage of"),
+        (entry(stage='"cache_c_kw"'), "such as cache_c_kv, "),
+        (entry(stage='"second verfy"'), "such as second verify"),
+        (entry(stage='"KDTR file without tensor"'), "such as KDTR file without a tensor"),
+        (entry(stage='"zz-*"'), "stage: 'zz-*' fits none; expected a stage of contract/stages.py"),
         (entry(case=""), AT + "it selects everything; narrow it by bundle, case, mode, point"),
         (entry(case='"*"', mode='"**"'), AT + "it selects everything; narrow it by"),
         (
@@ -149,6 +160,20 @@ def test_everything_else_is_refused(read: Read, text: str, told: str) -> None:
         read(text)
 
     assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    sorted(
+        {mutant.stage for mutant in MUTANTS.values()}
+        | {"load", "open", "set_root", "answer", "close", "verify", "mas*", "KDTR file*"}
+    ),
+)
+def test_every_stage_that_a_finding_may_name_is_one(read: Read, stage: str) -> None:
+    """Mutants are a list of their own of where faults are seen first."""
+    (entry_,) = read(entry(stage=f'"{stage}"')).entries
+
+    assert (stage,) == entry_.select["stage"]
 
 
 @pytest.mark.parametrize(

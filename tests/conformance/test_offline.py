@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "docs/examples/python"
 from answer_questions import answer  # type: ignore[import-not-found]
 
 Arrays = dict[str, np.ndarray]
+Kdtr = Callable[..., SimpleNamespace]
 
 
 def asked(golden: Path, folder: Path) -> Path:
@@ -396,16 +397,16 @@ def _renamed(old: str, new: str) -> Callable[[Arrays], None]:
     ],
     ids=range(13),
 )
-def test_a_file_of_another_form_is_a_verdict(
-    changed: Callable[..., Path], small: Path, change: Any, about: Any, text: str
+def test_a_file_of_another_form_is_refused(
+    kdtr: Kdtr, changed: Callable[..., Path], small: Path, change: Any, about: Any, text: str
 ) -> None:
-    result = judged(changed(change, about), small)
+    answers = changed(change, about)
 
-    (finding,) = result.findings
-    assert Verdict.ERROR is finding.verdict
-    assert finding.summary.startswith("load() raised EngineError: the file of answers: ")
-    assert text in finding.summary
-    assert not result.passed
+    run = kdtr("judge", answers, "--against", small)
+
+    assert (2, "") == (run.code, run.out)
+    assert run.err.startswith(f"kdtr: EngineError: {answers}: ")
+    assert text in run.err
 
 
 def _cut(content: bytes) -> bytes:
@@ -417,18 +418,64 @@ def _twice(content: bytes) -> bytes:
     return content[:320] + content[128:320] + content[512:]
 
 
-@pytest.mark.parametrize("spoil", [_cut, _twice, lambda _: b"", lambda _: b"{}"], ids=range(4))
-def test_a_file_that_is_no_kdtr_is_a_verdict(
-    honest: Path, small: Path, tmp_path: Path, spoil: Callable[[bytes], bytes]
+def _flipped(content: bytes) -> bytes:
+    """One bit of the last tensor is another."""
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (_cut, "the file was cut or edited"),
+        (_flipped, "the file was cut or edited"),
+        (_twice, "the file was cut or edited"),
+        (lambda _: b"", "the file is empty; expected a KDTR file"),
+        (lambda _: b"{}", "not a KDTR file: it looks like JSON; expected it to start with"),
+    ],
+    ids=["cut", "flipped", "twice", "empty", "json"],
+)
+def test_a_file_that_cannot_be_read_is_refused(
+    kdtr: Kdtr,
+    honest: Path,
+    small: Path,
+    tmp_path: Path,
+    spoil: Callable[[bytes], bytes],
+    text: str,
 ) -> None:
-    (tmp_path / "answers.kdtr").write_bytes(spoil(honest.read_bytes()))
+    answers = tmp_path / "answers.kdtr"
+    answers.write_bytes(spoil(honest.read_bytes()))
 
-    result = judged(tmp_path / "answers.kdtr", small)
+    run = kdtr("judge", answers, "--against", small)
 
-    (finding,) = result.findings
-    assert Verdict.ERROR is finding.verdict
-    assert "load() raised EngineError: the file of answers: " in finding.summary
-    assert not result.passed
+    assert (2, "") == (run.code, run.out)
+    assert run.err.startswith(f"kdtr: BundleError: {answers}: ")
+    assert text in run.err
+    assert run.err.endswith(
+        "; expected what the engine wrote: copy the file again, whole, or let the engine answer "
+        "the questions again\n"
+    )
+    assert 1 == run.err.count("answers.kdtr")
+
+
+def test_what_is_no_file_of_answers_says_where_it_belongs(
+    kdtr: Kdtr, small: Path, tmp_path: Path
+) -> None:
+    questions = asked(small, tmp_path)
+
+    golden = kdtr("judge", small, "--against", small)
+    unanswered = kdtr("judge", questions, "--against", small)
+    folder = kdtr("judge", tmp_path, "--against", small)
+
+    assert (2, 2, 2) == (golden.code, unanswered.code, folder.code)
+    assert (
+        f"{small}: kind = 'golden' in the metadata; expected 'answers'; give it as --against, and "
+        "here the file that the engine wrote"
+    ) in golden.err
+    assert (
+        f"{questions}: kind = 'questions' in the metadata; expected 'answers'; these are the "
+        "questions: let the engine answer them"
+    ) in unanswered.err
+    assert f"{tmp_path}: is a directory; expected a KDTR file; expected what" in folder.err
 
 
 # The page

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from kdtr.conformance import drive
@@ -132,6 +133,27 @@ def test_a_rule_is_told_once_and_wrapped() -> None:
     assert "  also      FWD-1" in lines
     assert "  breaks    POS-1, FWD-1" in lines
     assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("names", "head"),
+    [
+        (("y", "round", "round0", "mask"), "y / round / round0: mask: differs"),
+        (
+            ("files", "script", "KDTR file without a tensor", "KDTR file without a tensor"),
+            "files / script / KDTR file without a tensor: differs",
+        ),
+        (("all", "load", "load", "load"), "all / load: differs"),
+        (("y", "stepwise", "open", "set_root"), "y / stepwise / open: set_root: differs"),
+    ],
+    ids=["stage", "check", "load", "open"],
+)
+def test_no_name_is_told_twice(names: tuple[str, str, str, str], head: str) -> None:
+    case, mode, point, stage = names
+    one = Finding(Verdict.FAIL, Place("b", case, mode, point), stage, "differs")
+
+    assert head == f"{one.headline}: {one.summary}"
+    assert f"FAIL  {head}" == one.lines()[0]
 
 
 def test_the_next_step_is_wrapped_and_the_command_is_not() -> None:

@@ -285,7 +285,7 @@ def test_the_line_that_reproduces_it(
     run = kdtr("gate", small, "--engine", "hostile_engines:make_engine", "--case", "state")
 
     assert 1 == run.code
-    assert "FAIL  state / script / reset: reset: left committed_len 6 and root " in run.out
+    assert "FAIL  state / script / reset: left committed_len 6 and root " in run.out
     assert "--case state --mode script\n" in run.out
 
 

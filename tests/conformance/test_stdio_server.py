@@ -196,7 +196,7 @@ def test_a_process_that_dies_when_it_should_refuse(trees: Path, over_stdio: Judg
 
     found = [finding for finding in result.findings if finding.place.point == "commit of nothing"]
     assert found[0].summary.startswith(
-        "raised EngineError: commit(): the engine exited with code 9 before it replied"
+        "raised ExchangeError: commit(): the engine exited with code 9 before it replied"
     )
 
 

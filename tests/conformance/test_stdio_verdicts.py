@@ -85,6 +85,9 @@ def test_one_case_goes_wrong_and_the_others_are_judged(
         assert "ERROR" == said["round"].verdict.name
     if fault == "half_a_line":
         assert "out of memory" in said["round"].summary
+    for finding in result.findings:  # a broken exchange has nothing to do with the tree
+        shows_tree = any(line.startswith(("  tree", "  mask")) for line in finding.lines())
+        assert shows_tree is (fault == "lies")
 
 
 def test_a_hang_costs_its_time_and_no_more(judge: Callable[..., GateResult]) -> None:

@@ -67,6 +67,20 @@ def test_a_bundle_is_the_same_model(tmp_path: Path) -> None:
         assert np.array_equal(tensor, opened.tensors[name])
 
 
+def test_a_damaged_tensor_is_told_with_its_file(tmp_path: Path) -> None:
+    tiny, file = ModelConfig.tiny(), tmp_path / "model.kdtr"
+    tensors = {f"weights/{name}": array for name, array in seed_tensors(tiny, seed=7).items()}
+    write_bundle(file, {**config_tensors(tiny), **tensors}, {})
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    with pytest.raises(BundleError) as refusal:
+        open_model(file)
+
+    assert str(refusal.value).startswith(f"{file}: tensor 'weights/model.norm.weight' has checksum")
+    assert 1 == str(refusal.value).count("model.kdtr")
+
+
 def stored(**changes: Any) -> dict[str, np.ndarray]:
     tensors = config_tensors(ModelConfig.kimi_k2())
     tensors |= {"config/" + name.replace("__", "/"): value for name, value in changes.items()}

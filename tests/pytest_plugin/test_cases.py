@@ -224,7 +224,7 @@ def test_a_model_that_cannot_be_closed_is_an_error_of_its_last_case(
     )
 
     assert 1 == run.code
-    assert "ERROR  all / close / close: close: close() raised OSError: device lost" in run.out
+    assert "ERROR  all / close: close() raised OSError: device lost" in run.out
     assert "gate FAILED: 1 pass, 1 error;" in run.out
 
 
@@ -270,12 +270,53 @@ def test_an_engine_that_ends_its_worker_fails_that_case(author: Author, corpus: 
 def test_an_engine_that_cannot_be_made_ends_the_run(
     author: Author, corpus: Path, spread: tuple[str, ...]
 ) -> None:
-    run = author(*named("no_such_module:make", corpus / "half-split.kdtr"), *spread)
+    """It is no failure of a case: `kdtr gate` refuses the request too."""
+    run = author(*named("plugged_engines:make_none", corpus / "half-split.kdtr"), *spread)
 
-    assert 0 != run.code
-    assert "EngineError: engine no_such_module:make: no module no_such_module in " in run.out
+    assert 4 == run.code
+    assert "raised RuntimeError: no device" in run.out
     assert 1 == run.out.count("FAILED half-split.kdtr::")
     assert "Traceback" not in run.out
+
+
+@pytest.mark.parametrize("spread", [("-p", "no:xdist"), ("-n", "1")], ids=str)
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ("hots", "ERROR: EngineError: no engine is registered as 'hots' (registered: "),
+        ("no_such:make", "ERROR: EngineError: engine no_such:make: no module no_such in "),
+        ("plugged_engines:mke", "EngineError: engine plugged_engines:mke: module plugged_engines"),
+        ("stdio:./nope --fast", "engine stdio:./nope --fast: there is no program ./nope that can"),
+    ],
+    ids=["name", "module", "factory", "program"],
+)
+def test_a_name_that_leads_to_no_engine_is_a_usage_error(
+    author: Author, corpus: Path, engine: str, told: str, spread: tuple[str, ...]
+) -> None:
+    run = author(*named(engine, corpus / "half-split.kdtr"), *spread)
+
+    assert 4 == run.code, run.out
+    assert told in run.err
+    assert "Traceback" not in run.out + run.err
+    assert not run.cases
+    if engine in ("hots", "no_such:make"):
+        assert re.search(r"registered( engine)?: (\w+, )*host, (\w+, )*reference", run.err)
+
+
+def test_an_option_that_the_factory_lacks_is_a_usage_error(author: Author, corpus: Path) -> None:
+    run = author(*named("host", corpus / "half-split.kdtr", page_sise=3), "-p", "no:xdist")
+
+    assert 4 == run.code
+    assert "EngineError: engine host: the factory has no option page_sise; expected" in run.err
+
+
+def test_the_laws_refuse_a_name_too(author: Author) -> None:
+    words = ("--pyargs", "kdtr.property_tests", "-k", "prefill", "-p", "no:xdist")
+
+    run = author("--kdtr-engine", "hots", *words)
+
+    assert 4 == run.code
+    assert "EngineError: no engine is registered as 'hots' (registered: " in run.err
 
 
 def test_a_file_that_is_no_bundle_is_named(author: Author, tmp_path: Path) -> None:

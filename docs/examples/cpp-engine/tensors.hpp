@@ -79,7 +79,7 @@ class Reader {
 public:
     Reader(const std::string &path, const char *kind) : kind_(kind)
     {
-        if (kdtr_open(&file_, path.c_str())) throw Refusal(kind_, say(path, ": ", file_.error));
+        if (kdtr_open(&file_, path.c_str())) throw Refusal(kind_, file_.error); // with the path
     }
     ~Reader() { kdtr_close(&file_); }
     Reader(const Reader &) = delete;

@@ -36,6 +36,10 @@ def make_counted(log: str) -> Any:
     return load_engine("host")
 
 
+def make_none() -> Any:
+    raise RuntimeError("no device")
+
+
 def make_dying() -> Any:
     """Its process ends in verify."""
     return _wrapped("verify", lambda *_, **__: os._exit(11))
