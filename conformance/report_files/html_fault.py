@@ -127,7 +127,7 @@ def _to_be_sure(experiment: Experiment | None) -> Iterator[Content]:
 def _fit(hint: Hint) -> Element:
     text = "fits every element" if hint.fit >= 1 else f"fits {100 * hint.fit:.0f}%"
     if hint.seen_in:
-        text += f"; {hint.seen_in} would tell"
+        text += f"; {hint.would_tell()}"
     return element("span", f"({', '.join((text, *hint.rules))})", class_="note")
 
 
