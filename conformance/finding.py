@@ -39,6 +39,10 @@ class Place:
     mode: str
     point: str
 
+    def text(self, bundle: str = "") -> str:
+        """As in "base: trees / stepwise / round0"; `bundle` is its name, "" where that is known."""
+        return f"{f'{bundle}: ' if bundle else ''}{self.case} / {self.mode} / {self.point}"
+
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
@@ -96,10 +100,9 @@ class Finding:
             text += entry("looks like", str(hint), width)
         return text + self.then_lines(width)
 
-    def what_lines(self, width: int) -> list[str]:
-        """What differs, where, and the picture of it."""
-        place = self.place
-        head = f"{self.verdict.value.upper()}  {place.case} / {place.mode} / {place.point}"
+    def what_lines(self, width: int, bundle: str = "") -> list[str]:
+        """What differs, where, and the picture of it; `bundle` is its name, where that tells."""
+        head = f"{self.verdict.value.upper()}  {self.place.text(bundle)}"
         text = [f"{head}: {self.stage}: {self.summary}"]
         if self.excuse is not None:
             text += entry("excuse", str(self.excuse), width)

@@ -70,7 +70,7 @@ def _place(run: Run, finding: Finding) -> Content:
     place = finding.place
     bundle = run.bundle_names().get(place.bundle, place.bundle)
     return [
-        element("b", f"{bundle}: {place.case} / {place.mode} / {place.point}"),
+        element("b", place.text(bundle)),
         f", at the stage {finding.stage}: {finding.summary.split(chr(10), 1)[0]}",
     ]
 
