@@ -9,11 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from kdtr.conformance import drive
+from kdtr.conformance import drive, load_engine
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.finding_groups import in_order
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.report import closing_line, print_report
+from kdtr.conformance.xray import xray_models
+from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import EngineInfo, NumericProfile, rule
 
 INFO = EngineInfo("mine", "1", "cpu", NumericProfile(), frozenset({"verify"}))
@@ -271,6 +273,27 @@ def test_blocked_x_ray_models_are_one_line() -> None:
 
     assert "  x-ray     blocked by y / stepwise: mask" in lines
     assert not any("points blocked" in line for line in lines)
+
+
+def test_of_several_bundles_the_one_that_blocks_the_x_ray_is_named() -> None:
+    cause = replace(finding("y", 4), stage="mask")
+    models = xray_models()[:1]
+
+    def blocked_by(**names: str) -> str:
+        blocked = xray_results(
+            load_engine("host"),
+            [cause],
+            engine_name="host",
+            options={},
+            command="kdtr",
+            progress=lambda _: None,
+            models=models,
+            names={f"{stem}.kdtr": name for stem, name in names.items()},
+        )
+        return blocked[0].blocked_by
+
+    assert "y / round: mask" == blocked_by()
+    assert "b: y / round: mask" == blocked_by(b="b", other="other")
 
 
 # What was not shown, and the last line
