@@ -28,6 +28,7 @@ from kdtr.conformance.diagnosis_pages import page_twists
 from kdtr.conformance.diagnosis_past import Past, wrong_commits
 from kdtr.conformance.diagnosis_projections import projection_twists
 from kdtr.conformance.diagnosis_scene import BY_CHANCE, FITS, Guess, Hint, Key, Ranked, Scene, weigh
+from kdtr.conformance.diagnosis_snapshot import informed, snapshot_twists
 from kdtr.conformance.diagnosis_twist import Twist
 from kdtr.contract import Source, stage_order
 
@@ -56,7 +57,7 @@ def diagnose(scene: Scene) -> tuple[Hint, ...]:
     for one in found:
         if one.hint.says not in (hint.says for hint in hints):
             hints.append(one.hint)
-    return tuple(hints[:MOST])
+    return tuple(informed(hint, scene, past) for hint in hints[:MOST])
 
 
 def _ties(first: Ranked, other: Ranked) -> bool:
@@ -146,7 +147,10 @@ def _layout_twists(scene: Scene, past: Past) -> Iterator[Twist]:
 
 def _cache_twists(scene: Scene, past: Past) -> Iterator[Twist]:
     """What commits before this point may have left."""
-    if not scene.history or ("cache_c_kv", None) in scene.seen_before:
+    if not scene.history or scene.cache_was_right:
+        return
+    if scene.cache_was_shown:
+        yield from snapshot_twists(scene, past)
         return
     for wrong in wrong_commits():
         always = past.wrongly_kept(wrong.keep)
@@ -162,7 +166,7 @@ def _cache_twists(scene: Scene, past: Past) -> Iterator[Twist]:
 
 def _prefill_twists(scene: Scene, past: Past) -> Iterator[Twist]:
     """Positions and masks of the prompt's chunks, of which an engine may have shown the root."""
-    if ("cache_c_kv", None) in scene.seen_before:
+    if scene.cache_was_right:
         return
     told: dict[tuple[str, str], dict[int, Guess]] = {}
     right: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -195,20 +199,21 @@ def _tried(scene: Scene, past: Past, twist: Twist) -> Ranked | None:
     if _is_ruled_out(scene, twist):
         return None
     key: Key = (scene.stage.name, scene.layer)
-    cache_was_seen = ("cache_c_kv", None) in scene.seen_before
     setting = twist.setting
     how = setting.workings
     with np.errstate(all="ignore"):
         if _fails_early(scene, past, setting, key):
             return None
-        if scene.history and not cache_was_seen and how is not past.right and not how.also_reads:
+        is_past_right = not scene.history or scene.cache_was_right
+        if not is_past_right and how is not past.right and not how.also_reads:
             setting = past.ever(how)
         shown = forward(past.weight, setting, until=key)
     if key not in shown:
         shown |= _decided(scene, past, shown)
     if key not in shown:
         return None
-    was_shown = any(name == twist.seen_in for name, _ in scene.seen)
+    seen = scene.seen_before if twist.seen_in.startswith("cache_") else scene.seen
+    was_shown = any(name == twist.seen_in for name, _ in seen)
     return weigh(
         scene,
         Guess(twist.says, twist.rules, shown[key], twist.specific),
@@ -223,7 +228,7 @@ def _fails_early(scene: Scene, past: Past, setting: Setting, key: Key) -> bool:
     In the layers that a row shares with none behind it; so not for other masks or written rows.
     """
     how, right, n = setting.workings, past.setting, scene.n
-    is_past_right = not scene.history or ("cache_c_kv", None) in scene.seen_before
+    is_past_right = not scene.history or scene.cache_was_right
     is_causal = setting.mask is right.mask and how.append is append and setting.rows is right.rows
     if not (is_past_right and is_causal and scene.stage.axes.startswith("n") and scene.same_form):
         return False

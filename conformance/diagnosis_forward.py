@@ -215,8 +215,14 @@ class Setting:
     committed_len: int
 
 
+ROWS: Key = ("rows", None)
+
+
 def forward(weight: Weight, setting: Setting, until: Key | None = None) -> dict[Key, Array]:
-    """All stages by (name, layer), up to `until`; beside them `rows`, new rows [l, n, c + r]."""
+    """All stages by (name, layer), up to `until`; beside them ROWS, new rows [l, n, c + r].
+
+    These are known before the last layer attends: who wants no more need not wait for the logits.
+    """
     how, config = setting.workings, setting.workings.config
     shown: dict[Key, Array] = {}
     hidden = how.embed(weight("model.embed_tokens.weight")[setting.tokens], setting.positions)
@@ -224,8 +230,12 @@ def forward(weight: Weight, setting: Setting, until: Key | None = None) -> dict[
     fresh = []
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
-        attn_out = _attention(weight, prefix, layer, setting, hidden, shown)
-        fresh.append(np.concatenate([shown["c_kv", layer], shown["k_pe", layer]], axis=-1))
+        fresh.append(_projected(weight, prefix, layer, setting, hidden, shown))
+        if layer == config.num_hidden_layers - 1:
+            shown[ROWS] = np.stack(fresh)
+        if until is not None and until in shown:
+            return shown
+        attn_out = _attention(weight, prefix, layer, setting, fresh[-1], shown)
         if until is not None and until in shown:
             return shown
         hidden = hidden + attn_out
@@ -241,11 +251,10 @@ def forward(weight: Weight, setting: Setting, until: Key | None = None) -> dict[
     if until == ("final_hidden", None):
         return shown
     shown["logits", None] = times(hidden, weight("lm_head.weight"))
-    shown["rows", None] = np.stack(fresh)
     return shown
 
 
-def _attention(
+def _projected(
     weight: Weight,
     prefix: str,
     layer: int,
@@ -253,6 +262,7 @@ def _attention(
     hidden: Array,
     shown: dict[Key, Array],
 ) -> Array:
+    """Queries, which are shown, and the new rows [n, c + r], which are too, half by half."""
     how, config, n = setting.workings, setting.workings.config, len(hidden)
     own = prefix + "self_attn."
     x = how.norm("input", hidden, weight(prefix + "input_layernorm.weight"), config.rms_norm_eps)
@@ -270,9 +280,23 @@ def _attention(
     k_pe = how.rotate(how, "k", k_pe, setting.positions)
     shown["q_nope", layer], shown["q_pe", layer] = q_nope, q_pe
     shown["c_kv", layer], shown["k_pe", layer] = c_kv, k_pe
-    new = np.concatenate([c_kv, k_pe], axis=-1)
+    return np.concatenate([c_kv, k_pe], axis=-1)
+
+
+def _attention(
+    weight: Weight,
+    prefix: str,
+    layer: int,
+    setting: Setting,
+    new: Array,
+    shown: dict[Key, Array],
+) -> Array:
+    """Over the rows that were there and the `new` ones, with the queries that were shown."""
+    how, config, n = setting.workings, setting.workings.config, len(new)
+    own = prefix + "self_attn."
     rows = how.append(setting.rows[layer], new, setting.committed_len)  # [S, c + r]
     shown["held", layer] = rows
+    q_nope, q_pe = shown["q_nope", layer], shown["q_pe", layer]
     scores, out_latent = attend(weight, own, setting, q_nope, q_pe, rows)
     shown["scores", layer], shown["out_latent", layer] = scores, out_latent
     kv_b = weight(own + "kv_b_proj.weight").reshape(

@@ -16,6 +16,7 @@ import numpy as np
 
 from kdtr.conformance.bundle import Expectation
 from kdtr.conformance.diagnosis_forward import (
+    ROWS,
     Array,
     Setting,
     Workings,
@@ -311,7 +312,7 @@ class Past:
                 if number in told:
                     positions, mask = told[number]
                     setting = replace(setting, positions=positions, mask=mask)
-                fresh = forward(self.weight, setting)["rows", None]
+                fresh = forward(self.weight, setting, until=ROWS)[ROWS]
                 if how is self.right and keep is kept and not told:
                     self._right_rows[number] = fresh
             rows = np.stack(
@@ -364,7 +365,7 @@ class Past:
     def fresh(self) -> Array:
         """The forward's new rows [l, n, c + r] as the engine showed them, or as they should be."""
         shown = self.shown_rows()
-        return self.shown["rows", None] if shown is None else shown
+        return self.shown[ROWS] if shown is None else shown
 
     def shown_rows(self) -> Array | None:
         """The forward's new rows as the engine showed them; None: not all, or not in this form."""

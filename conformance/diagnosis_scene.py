@@ -43,12 +43,12 @@ class Hint:
     def __str__(self) -> str:
         fit = "fits every element" if self.fit >= 1 else f"fits {100 * self.fit:.0f}%"
         text = f"{self.says} ({', '.join((fit, *self.rules))})"
-        if not self.seen_in:
-            return text
-        shown_by = (
-            "snapshot()" if self.seen_in.startswith("cache_") else f"the stage {self.seen_in}"
-        )
-        return f"{text}; {shown_by} would tell"
+        return f"{text}; {self.would_tell()}" if self.seen_in else text
+
+    def would_tell(self) -> str:
+        """What to show to see it directly."""
+        is_cache = self.seen_in.startswith("cache_")
+        return f"{'snapshot()' if is_cache else f'the stage {self.seen_in}'} would tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,32 @@ class Scene:
     @property
     def same_form(self) -> bool:
         return self.actual.shape == self.expected.shape
+
+    @property
+    def point_before(self) -> str:
+        """As in "round0"; of a scene with a history."""
+        chunks = sum(one.get("parents") is None for one in self.history)
+        rounds = len(self.history) - chunks
+        return f"round{rounds - 1}" if rounds else f"chunk{chunks - 1}"
+
+    @property
+    def cache_was_shown(self) -> bool:
+        """Whether there is a snapshot from the point before."""
+        return ("cache_c_kv", None) in self.seen_before
+
+    @property
+    def cache_was_right(self) -> bool:
+        """Whether that snapshot was compared, and so was right: a case may not record it there."""
+        recorded = bool(self.history) and self.history[-1].get("cache_c_kv") is not None
+        return self.cache_was_shown and recorded
+
+    @property
+    def relative_bound(self) -> float:
+        """The bound as a fraction of the largest number; inf where there is none."""
+        scale = np.abs(self.expected).max(initial=0.0, where=np.isfinite(self.expected))
+        if self.bound is None or not scale:
+            return np.inf
+        return float(self.bound.max(initial=0.0) / scale)
 
     @cached_property
     def differs(self) -> np.ndarray:

@@ -206,10 +206,14 @@ def _sha256(path: Path) -> str:
 
 
 def _cases(results: Sequence[CaseResult]) -> str:
-    """`tiny: y-tree / round, star / round`; by bundle, and cut where they are many."""
+    """`tiny: y-tree / round, star / round`; by bundle, and cut, with their number, where many."""
     by_bundle: dict[str, list[str]] = {}
     for result in results[:_SHOWN]:
         name = result.bundle if result.mode == XRAY else Path(result.bundle).name
         by_bundle.setdefault(name, []).append(f"{result.case} / {result.mode}")
     text = "; ".join(f"{name}: {', '.join(cases)}" for name, cases in by_bundle.items())
-    return text + (f" and {len(results) - _SHOWN} more" if len(results) > _SHOWN else "")
+    if len(results) <= _SHOWN:
+        return text
+    n_bundles = len({result.bundle for result in results})
+    of = f" of {n_bundles} bundles" if n_bundles > 1 else ""
+    return f"{text} and {len(results) - _SHOWN} more, {len(results)} cases and modes{of} in all"

@@ -40,6 +40,15 @@ class Place:
     mode: str
     point: str
 
+    def text(self, bundle: str = "") -> str:
+        """As in "base: trees / stepwise / round0"; `bundle` is its name, "" where that is known.
+
+        What is called as what it is in, is named once: "all / load".
+        """
+        names = (self.case, self.mode, self.point)
+        seen = " / ".join(name for before, name in pairwise(("", *names)) if name != before)
+        return f"{f'{bundle}: ' if bundle else ''}{seen}"
+
 
 @dataclass(frozen=True, slots=True)
 class Excuse:
@@ -90,19 +99,10 @@ class Finding:
     drawing: Drawing | None = field(default=None, compare=False, repr=False)
     excerpt: Excerpt | None = field(default=None, compare=False, repr=False)
 
-    @property
-    def seen_at(self) -> str:
-        """Case, mode and point: "y-tree / round / round0", "all / load".
-
-        What is called as what it is in, is named once.
-        """
-        names = (self.place.case, self.place.mode, self.place.point)
-        return " / ".join(name for before, name in pairwise(("", *names)) if name != before)
-
-    @property
-    def headline(self) -> str:
-        """The same with the stage, which a check of a script does not have beside its name."""
-        return self.seen_at + ("" if self.stage == self.place.point else f": {self.stage}")
+    def headline(self, bundle: str = "") -> str:
+        """The place with the stage, which a check of a script does not have beside its name."""
+        stage = "" if self.stage == self.place.point else f": {self.stage}"
+        return self.place.text(bundle) + stage
 
     def lines(self, width: int = 80, told: Iterable[str] = ()) -> list[str]:
         """The finding as text, without colour; of the rules in `told`, the ids alone."""
@@ -111,9 +111,9 @@ class Finding:
             text += entry("looks like", str(hint), width)
         return text + self.then_lines(width)
 
-    def what_lines(self, width: int) -> list[str]:
-        """What differs, where, and the picture of it."""
-        text = [f"{self.verdict.value.upper()}  {self.headline}: {self.summary}"]
+    def what_lines(self, width: int, bundle: str = "") -> list[str]:
+        """What differs, where, and the picture of it; `bundle` is its name, where that tells."""
+        text = [f"{self.verdict.value.upper()}  {self.headline(bundle)}: {self.summary}"]
         if self.excuse is not None:
             text += entry("excuse", str(self.excuse), width)
         if self.blame:

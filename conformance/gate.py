@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdtr.conformance.bundle import GoldenBundle
+from kdtr.conformance.bundle_names import names_to_tell
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drive import MODES, Mode
 from kdtr.conformance.expectations import Expectations
@@ -241,6 +242,7 @@ def run_gate(
             options=options or {},
             command=command,
             progress=progress,
+            names=names_to_tell(gate.results),
         )
     elif unasked is not None:
         unasked = [*unasked, *(CaseResult(XRAY, model.name, XRAY) for model in xray_models())]

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from kdtr.conformance.alternatives import Alternatives
 from kdtr.conformance.alternatives_fit import ShownPoint
 from kdtr.conformance.bundle import Expectation, GoldenCase
-from kdtr.conformance.compare import (
-    Comparison,
-    Difference,
-    compare_exact,
-    compare_form,
-    compare_numeric,
-    coordinates,
-)
-from kdtr.conformance.diagnosis import diagnose
-from kdtr.conformance.diagnosis_scene import Hint, Key, Scene
+from kdtr.conformance.diagnosis_scene import Key
 from kdtr.conformance.drive import Driver, Mode, Pin
-from kdtr.conformance.excerpt import excerpt
-from kdtr.conformance.finding import CaseResult, Compared, Finding, Place, Verdict
+from kdtr.conformance.finding import CaseResult, Finding, Verdict
+from kdtr.conformance.judge_stage import At, StageJudge, place_of
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import AnswerError, Observation
 from kdtr.conformance.raised import RAISED, origin, shortened, told
 from kdtr.conformance.taint import Taint
 from kdtr.contract import (
-    NO_LIMIT,
     Acceptance,
     CacheError,
     EngineError,
@@ -95,24 +83,6 @@ def judge_case(
     return result
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _At:
-    """A stage that is compared: what was shown at its point, and the truth of the point."""
-
-    shown: ShownPoint
-    expectation: Expectation
-    stage: Stage
-    layer: int | None
-    expected: np.ndarray
-    actual: np.ndarray
-
-    def bound(self) -> np.ndarray | None:
-        """The largest honest error of each row; None: compared exactly."""
-        if self.stage.exact:
-            return None
-        return self.shown.noise.bound(self.stage, self.layer, self.expected)
-
-
 class _CaseJudge:
     def __init__(
         self,
@@ -132,6 +102,7 @@ class _CaseJudge:
         self._alternatives = Alternatives(
             config, case, noise, mode, traced=mode.traces and bool(info.stages)
         )
+        self._stages = StageJudge(result, config, case, self._alternatives)
         self._suspect_since: int | None = None  # the layer from which the cache may differ
         self._before: dict[Key, np.ndarray] = {}  # what was seen at the point before
 
@@ -160,7 +131,9 @@ class _CaseJudge:
         else:
             summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
         rules = _broken_by(error) if stage == "answer" else ()
-        self._add(Finding(Verdict.ERROR, self._place(point), stage, summary, rules=rules))
+        self._add(
+            Finding(Verdict.ERROR, place_of(self._result, point), stage, summary, rules=rules)
+        )
 
     def _drive(
         self, driver: Driver, point: str, expectation: Expectation, seen: Observation
@@ -194,8 +167,8 @@ class _CaseJudge:
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue
-            at = _At(shown, expectation, stage, layer, expected, actual)
-            finding = self._compare_stage(at, taint)
+            at = At(shown, expectation, stage, layer, expected, actual, self._before)
+            finding = self._stages.compare(at, taint)
             while finding is not None and self._alternatives.expectation(point) is not expectation:
                 # Other experts: what follows from them is the truth from here on.
                 self._add(finding)
@@ -206,8 +179,8 @@ class _CaseJudge:
                 if expected is None:  # a cache, if the walk may be another
                     finding = None
                     break
-                at = _At(shown, expectation, stage, layer, expected, actual)
-                finding = self._compare_stage(at, taint)
+                at = At(shown, expectation, stage, layer, expected, actual, self._before)
+                finding = self._stages.compare(at, taint)
             if finding is None:
                 continue
             self._add(finding)
@@ -233,25 +206,6 @@ class _CaseJudge:
             for name in ("path", "root")
             if (one := golden.get(name)) is not None
             and (other := expectation.get(name)) is not None
-        )
-
-    def _scene(self, at: _At, judged: np.ndarray) -> Scene:
-        """The divergence as a diagnosis looks at it."""
-        inputs, point = self._case.inputs, at.shown.point
-        points = inputs.points()
-        i = points.index(point) - len(inputs.chunks)
-        return Scene(
-            at.stage,
-            at.layer,
-            at.expected,
-            judged,
-            at.expectation,
-            self._config,
-            at.bound(),
-            tuple(self._alternatives.expectation(one) for one in points[: points.index(point)]),
-            dict(at.shown.arrays),
-            self._before,
-            inputs.rounds[i].limit if i >= 0 else NO_LIMIT,
         )
 
     def _expected(
@@ -293,66 +247,6 @@ class _CaseJudge:
         if rows is not None and rows.thin.any():
             taint.suspect(rows.thin, layer)
 
-    def _compare_stage(self, at: _At, taint: Taint) -> Finding | None:
-        """The stage's first difference: of the rows that are firm, then of the suspects."""
-        stage, expected, actual = at.stage, at.expected, at.actual
-        difference = compare_form(stage, expected, actual)
-        walk = stage.source is Source.WALK and actual.ndim == expected.ndim
-        if difference is not None and not (walk and actual.dtype.kind in "iu"):
-            return self._diagnosed(self._finding(at, difference, actual), at, actual)
-        tied: Finding | None = None
-        for suspects in (False, True):
-            judged = taint.judged(stage, expected, actual, suspects=suspects)
-            if judged is None:
-                continue
-            found = difference or self._compare_values(at, judged).difference
-            if found is None:
-                continue
-            finding = self._finding(at, found, judged)
-            decisions = at.shown.decisions(at.expectation)
-            tie = decisions.near_tie(stage, at.layer, expected, judged)
-            if tie is not None:
-                if stage.name == "expert_ids":
-                    self._take(at, judged)
-                tied = tied or replace(finding, verdict=Verdict.NEAR_TIE, summary=tie)
-                continue
-            if suspects:
-                finding = self._searched(finding, taint)
-            if finding.verdict is Verdict.FAIL:
-                return self._diagnosed(finding, at, judged)
-            return finding
-        return tied
-
-    def _take(self, at: _At, ids: np.ndarray) -> None:
-        """The engine shows that it chose otherwise, as it may: that is known, and no suspicion."""
-        assert at.layer is not None
-        rows = np.flatnonzero((at.expected != ids).any(axis=1)).tolist()
-        chosen = {row: tuple(ids[row].tolist()) for row in rows}
-        self._alternatives.take(at.shown.point, at.layer, chosen)
-
-    def _searched(self, finding: Finding, taint: Taint) -> Finding:
-        """A difference that an unseen choice of experts may explain: whether one does."""
-        answer = self._alternatives.search()
-        if answer.found:
-            return replace(finding, verdict=Verdict.NEAR_TIE, summary=str(answer))
-        if answer.checked:
-            return replace(finding, summary=f"{finding.summary}; {answer}")
-        taint.give_up()
-        self._result.not_checked += 1
-        return replace(finding, verdict=Verdict.NEAR_TIE, summary=str(answer))
-
-    def _diagnosed(self, finding: Finding, at: _At, judged: np.ndarray) -> Finding:
-        return replace(finding, looks_like=_hints(self._scene(at, judged)))
-
-    def _compare_values(self, at: _At, judged: np.ndarray) -> Comparison:
-        bound = at.bound()
-        if bound is None:
-            comparison = compare_exact(at.expected, judged)
-        else:
-            comparison = compare_numeric(at.expected, judged, bound, at.stage.row_axes)
-        self._count(at, comparison)
-        return comparison
-
     def _pins(self, point: str) -> bool:
         """Whether the session holds golden history after this point, whatever it decided."""
         by_prefill = point.startswith("chunk") and "prefill" in self._mode.verbs
@@ -371,38 +265,6 @@ class _CaseJudge:
         self._result.unshown.add(stage.name)
         return True
 
-    def _count(self, at: _At, comparison: Comparison) -> None:
-        rows = int(np.prod(at.expected.shape[: at.stage.row_axes], dtype=int))
-        self._result.comparisons += 1
-        self._result.rows += rows
-        if comparison.headroom is not None:
-            self._result.saw(comparison.headroom)
-        same, headroom = comparison.difference is None, comparison.headroom
-        self._result.compared.append(
-            Compared(at.shown.point, at.stage.name, at.layer, rows, headroom, same)
-        )
-
-    def _finding(self, at: _At, difference: Difference, judged: np.ndarray) -> Finding:
-        parents = at.expectation.get("parents")
-        nodes = None if parents is None else tuple(int(p) for p in parents)
-        where = "" if at.layer is None else f"layer {at.layer}"
-        if len(difference.index) == len(at.stage.axes):
-            where = coordinates(at.stage, at.layer, difference.index, nodes)
-        return Finding(
-            Verdict.FAIL,
-            self._place(at.shown.point),
-            at.stage.name,
-            difference.summary,
-            where,
-            difference.expected,
-            difference.actual,
-            at.stage.rules,
-            excerpt=excerpt(at.stage, at.expected, judged, difference, at.bound()),
-        )
-
-    def _place(self, point: str) -> Place:
-        return Place(self._result.bundle, self._result.case, self._result.mode, point)
-
     def _add(self, finding: Finding) -> None:
         self._result.findings.append(finding)
         weight = list(Verdict).index
@@ -418,14 +280,6 @@ def _broken_by(error: BaseException) -> tuple[str, ...]:
     if isinstance(error, AnswerError):
         return error.rules
     return ("SLOT-3", "PAD-1") if isinstance(error, CacheError) else ()
-
-
-def _hints(scene: Scene) -> tuple[Hint, ...]:
-    """A diagnosis is a help, and never in the way of the finding itself."""
-    try:
-        return diagnose(scene)
-    except RAISED as error:
-        return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)
 
 
 def pin_of(expectation: Expectation, *, is_chunk: bool) -> Pin:

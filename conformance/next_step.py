@@ -10,6 +10,7 @@ import re
 from dataclasses import replace
 
 from kdtr.conformance.bundle import GoldenCase
+from kdtr.conformance.diagnosis_snapshot import convicts_the_cache, knows_the_cache
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.finding import Finding, Verdict
 from kdtr.contract import EngineInfo
@@ -26,8 +27,9 @@ def placed(finding: Finding, info: EngineInfo, case: GoldenCase) -> Finding:
     finding = replace(finding, n_rows=_rows_until(case, finding.place.point))
     if finding.verdict is not Verdict.FAIL:
         return finding
-    suspect = _cache_suspect(finding, info, case)
-    if suspect:
+    convicted = any(convicts_the_cache(hint) for hint in finding.looks_like)
+    suspect = "" if convicted else _cache_suspect(finding, info, case)
+    if convicted or suspect:
         added = tuple(rule_id for rule_id in _CACHE_RULES if rule_id not in finding.rules)
         return replace(finding, next_step=suspect, rules=finding.rules + added)
     return replace(finding, next_step=_stages_to_show(finding, info))
@@ -110,13 +112,14 @@ def _cache_suspect(finding: Finding, info: EngineInfo, case: GoldenCase) -> str:
         return ""
     missing = [] if "snapshot" in info.verbs else ["snapshot()"]
     if left.get("cache_c_kv") is None:  # then rows are held against those that the engine showed
-        missing += [f"the stage {name}" for name in ("c_kv", "k_pe") if name not in info.stages]
-    if not missing:
+        rows = [name for name in ("c_kv", "k_pe") if name not in info.stages]
+        missing += [f"the {_stages(rows)}"] if rows else []
+    if not missing or any(knows_the_cache(hint) for hint in finding.looks_like):
         return ""
     first = int(slots[0])
-    rows = f"slot {first}" if len(path) == 1 else f"slots {first}..{first + len(path) - 1}"
-    kept = f"kept path {'-'.join(str(node) for node in path)}, which belongs in {rows}"
+    where = f"slot {first}" if len(path) == 1 else f"slots {first}..{first + len(path) - 1}"
+    kept = f"kept path {'-'.join(str(node) for node in path)}, which belongs in {where}"
     return (
         f"suspect the cache that {before} left: it {kept} ({' and '.join(_CACHE_RULES)}); "
-        f"{' and '.join(missing)} would tell"
+        f"{_listed(missing, 'and')} would tell"
     )

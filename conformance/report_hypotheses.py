@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from kdtr.conformance.diagnosis_scene import FITS, Hint
 from kdtr.conformance.finding_groups import Group
@@ -123,6 +124,7 @@ def _against(hint: Hint, group: Group) -> str:
     others = group.against(hint)
     if not others:
         return ""
-    place = others[0].place
+    place, first = others[0].place, group.first.place
+    name = "" if place.bundle == first.bundle else f"{Path(place.bundle).stem}: "
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return f"it does not fit {place.case} / {place.mode}{more}"
+    return f"it does not fit {name}{place.case} / {place.mode}{more}"

@@ -9,12 +9,14 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kdtr.conformance.bundle_names import names_to_tell
 from kdtr.conformance.drive import MODE
 from kdtr.conformance.finding import CaseResult, Verdict
 from kdtr.conformance.plain_text import entry, printable
 from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.xray_gate import XRAY
 
+_NAMED = 4  # bundles; of more, their number
 _STYLE = {
     Verdict.PASS: "green",
     Verdict.NEAR_TIE: "yellow",
@@ -143,12 +145,17 @@ def blocked(results: list[CaseResult]) -> Iterator[str]:
     own = sum(result.blocked for result in results if not result.blocked_by)
     if own:
         yield f"{points(own)} blocked: not reached, because a finding ends its case"
-    by: dict[str, int] = {}
+    names = names_to_tell(results)
+    by: dict[str, list[str]] = {}  # the bundle of each case
     for result in results:
         if result.blocked_by and result.mode != XRAY:
-            by[result.blocked_by] = by.get(result.blocked_by, 0) + 1
-    for blocker, n in by.items():
-        yield f"{n} case{'' if n == 1 else 's'} blocked by {blocker}"
+            by.setdefault(result.blocked_by, []).append(result.bundle)
+    for blocker, of in by.items():
+        shown = list(dict.fromkeys(names[bundle] for bundle in of if names))
+        told = f" of {', '.join(shown)}" if shown else ""
+        if len(shown) > _NAMED:
+            told = f" of {len(shown)} bundles"
+        yield f"{len(of)} case{'' if len(of) == 1 else 's'}{told} blocked by {blocker}"
 
 
 def _xrayed(results: list[CaseResult], width: int) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kdtr.conformance.finding import CaseResult, Finding, Verdict
@@ -36,13 +37,16 @@ def xray_results(
     command: str,
     progress: Callable[[str], None],
     models: Sequence[XrayModel] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CaseResult]:
     """Ask and judge `models` (None: all), but where an earlier finding names a stage of the
-    forward."""
+    forward; `names` are those of bundles, as far as they are told."""
     asked = xray_models() if models is None else models
     cause = next((finding for finding in earlier if _names_a_cause(finding)), None)
     if cause is not None:
-        by = f"{cause.place.case} / {cause.place.mode}: {cause.stage}"
+        place = cause.place
+        name = f"{names[place.bundle]}: " if place.bundle in names else ""
+        by = f"{name}{place.case} / {place.mode}: {cause.stage}"
         return [
             CaseResult(XRAY, model.name, XRAY, Verdict.BLOCKED, blocked=1, blocked_by=by)
             for model in asked

@@ -9,17 +9,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from kdtr.conformance.parent_process import end_with_parent
 from kdtr.contract import EngineError, EngineInfo
 from kdtr.property_tests.campaign_crew import TRIES, Lost
 from kdtr.property_tests.campaign_plan import Setup, Unit
@@ -35,17 +34,9 @@ def _start(setup: Setup) -> EngineInfo:
     """The first task of a process: loads the engine."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign's own process ends its workers
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent()
     _worker = Worker(setup)
     return _worker.describe()
-
-
-def _end_with(parent: BaseProcess) -> None:
-    """No worker outlives a campaign that was killed."""
-    parent.join()
-    os._exit(1)
 
 
 def _run(unit: Unit) -> Outcome:

@@ -11,11 +11,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from kdtr.contract import CheckpointError, ModelConfig, check_tensors
+from kdtr.kdtr_format import export_checkpoint, open_model
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/your-engine.md").read_text(encoding="utf-8")
@@ -199,6 +205,48 @@ def test_what_is_edited_is_one_line_of_the_example() -> None:
         name = {"my_engine.py": "python/traced_engine.py"}.get(file, file)
         example = (ROOT / "docs/examples" / name).read_text(encoding="utf-8")
         assert 1 == len(re.findall(pattern.replace("()", r"\(\)").replace(" + ", r" \+ "), example))
+
+
+@pytest.fixture
+def load() -> Callable[[object], tuple[ModelConfig, Mapping[str, np.ndarray]]]:
+    """The page's `load`, with a model that is what it is given."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    names: dict[str, Any] = {"Model": lambda config, tensors: (config, tensors)}
+    exec(block, names)
+    return names["Engine"]().load  # type: ignore[no-any-return]
+
+
+def test_the_load_of_the_page_reads_all_that_a_source_may_be(
+    load: Callable[[object], tuple[ModelConfig, Mapping[str, np.ndarray]]], tmp_path: Path
+) -> None:
+    bundle = ROOT / "conformance/corpus/half-split.kdtr"
+    config, tensors = open_model(bundle).config, dict(open_model(bundle).tensors)
+    directory = tmp_path / "hf"
+    export_checkpoint(bundle, directory)
+
+    for source in (bundle, str(bundle), directory, (config, tensors)):
+        read, arrays = load(source)
+
+        assert config == read
+        assert all(np.array_equal(arrays[name], tensors[name]) for name in tensors)
+
+
+def test_the_load_of_the_page_refuses_what_is_no_model(
+    load: Callable[[object], object], tmp_path: Path
+) -> None:
+    opened = open_model(ROOT / "conformance/corpus/half-split.kdtr")
+    lacking_one = {name: a for name, a in opened.tensors.items() if name != "lm_head.weight"}
+
+    with pytest.raises(CheckpointError, match=r"1 missing: lm_head\.weight"):
+        load((opened.config, lacking_one))
+    with pytest.raises(CheckpointError, match="expected a Hugging Face directory, a"):
+        load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("function", [open_model, check_tensors])
+def test_signatures_on_the_page_are_those_of_the_code(function: Callable[..., object]) -> None:
+    """As they are written, but for what a name is short for."""
+    assert f"| `{function.__name__}{signature(function)}` |".replace("'", "") in PAGE
 
 
 def test_the_readme_leads_to_the_page() -> None:

@@ -9,6 +9,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from kdtr.conformance.parent_process import end_with_parent
+
 T = TypeVar("T")
 K = TypeVar("K")
 
@@ -17,12 +19,15 @@ K = TypeVar("K")
 def processes(
     workers: int, begin: Callable[..., None], *args: Any
 ) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes, each of which has called begin(*args)."""
+    """Fresh processes, each of which has called begin(*args); they end with this one."""
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when a worker loads NumPy
     try:
         with ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), initializer=begin, initargs=args
+            workers,
+            multiprocessing.get_context("spawn"),
+            initializer=_begun,
+            initargs=(begin, *args),
         ) as pool:
             try:
                 yield pool
@@ -34,6 +39,11 @@ def processes(
             del os.environ["OPENBLAS_NUM_THREADS"]
         else:
             os.environ["OPENBLAS_NUM_THREADS"] = threads
+
+
+def _begun(begin: Callable[..., None], *args: Any) -> None:
+    end_with_parent()
+    begin(*args)
 
 
 def in_any_order(

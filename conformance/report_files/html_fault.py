@@ -71,7 +71,7 @@ def _place(run: Run, finding: Finding) -> Content:
     bundle = run.bundle_names().get(place.bundle, place.bundle)
     at_stage = "" if finding.stage == place.point else f", at the stage {finding.stage}"
     return [
-        element("b", f"{bundle}: {finding.seen_at}"),
+        element("b", place.text(bundle)),
         f"{at_stage}: {finding.summary.split(chr(10), 1)[0]}",
     ]
 
@@ -128,7 +128,7 @@ def _to_be_sure(experiment: Experiment | None) -> Iterator[Content]:
 def _fit(hint: Hint) -> Element:
     text = "fits every element" if hint.fit >= 1 else f"fits {100 * hint.fit:.0f}%"
     if hint.seen_in:
-        text += f"; {hint.seen_in} would tell"
+        text += f"; {hint.would_tell()}"
     return element("span", f"({', '.join((text, *hint.rules))})", class_="note")
 
 

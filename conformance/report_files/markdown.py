@@ -65,13 +65,13 @@ def _cell(results: list[CaseResult]) -> str:
 
 
 def _fault(run: Run, fault: Fault) -> Iterator[str]:
-    first, place = fault.first, fault.first.place
+    first = fault.first
     word = first.verdict.value
     rules = " ".join(fault.rules()[:1])
     yield f"## {fault.number}. {f'{rules}: ' if rules else ''}{_text(fault.title())}"
     yield ""
-    bundle = run.bundle_names().get(place.bundle, place.bundle)
-    seen = f"{bundle}: {first.headline}"
+    bundle = run.bundle_names().get(first.place.bundle, first.place.bundle)
+    seen = first.headline(bundle)
     said = first.summary.split("\n")
     yield f"**{word}** in {_text(seen)}: {_text(said[0])}"
     yield ""

@@ -16,6 +16,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kdtr.conformance.bundle_names import short_names
 from kdtr.conformance.finding import Finding, Verdict
 from kdtr.conformance.finding_groups import Group, grouped
 from kdtr.conformance.gate import GateResult
@@ -157,12 +158,7 @@ class Run:
 
     def bundle_names(self) -> dict[str, str]:
         """A short name for each bundle: its file's stem, or its path where two share one."""
-        paths = list(dict.fromkeys(result.bundle for result in self.gate.results))
-        stems = [Path(path).stem for path in paths]
-        return {
-            path: stem if stems.count(stem) == 1 else path
-            for path, stem in zip(paths, stems, strict=True)
-        }
+        return short_names(result.bundle for result in self.gate.results)
 
     def verdict_line(self) -> str:
         """As on a terminal."""

@@ -385,7 +385,7 @@ def test_nothing_of_a_diagnosis_stops_the_gate(
     def broken(_: Scene) -> tuple[Hint, ...]:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("kdtr.conformance.judge.diagnose", broken)
+    monkeypatch.setattr("kdtr.conformance.judge_stage.diagnose", broken)
 
     gate = judge("planted_faults:make_engine", tiny, "y-tree", modes=["round"], fault="root_low")
 

@@ -100,6 +100,21 @@ def test_a_finding_that_is_selected_is_excused(select: dict[str, str]) -> None:
     )
 
 
+def test_what_one_entry_excuses_of_many_bundles_is_counted() -> None:
+    """Six are named; what is counted, and over how many bundles, is said."""
+    of_two = [
+        result(Verdict.FAIL, f"c{i}", bundle=f"{name}.kdtr") for name in "ab" for i in range(4)
+    ]
+    named = "a.kdtr: c0 / round, c1 / round, c2 / round, c3 / round; b.kdtr: c0 / round, c1 / round"
+    of_one = [result(Verdict.FAIL, f"c{i}") for i in range(7)]
+
+    assert [
+        f"  e         fails in {named} and 2 more, 8 cases and modes of 2 bundles in all: known"
+    ] == excused_lines(held(entry(stage="mask"), results=of_two).expectations, of_two, 400)
+    (line,) = excused_lines(held(entry(), results=of_one).expectations, of_one, 400)
+    assert line.endswith("c5 / round and 1 more, 7 cases and modes in all: known")
+
+
 @pytest.mark.parametrize(
     "select",
     [

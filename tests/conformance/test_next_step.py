@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import planted_faults
 import pytest
 from hostile_engines import Hostile, changing
+from showing_less import MINIMAL, engine
 
 from kdtr.conformance import Finding, GateResult, GoldenBundle
 from kdtr.contract import TRACED, Verified
 
 Judge = Callable[..., GateResult]
 
-MINIMAL = ("prefill", "verify", "commit")
 LAYOUT = "show the stages positions and mask to learn which: a wrong position or mask is first seen"
-
-
-def engine(fault: str, verbs: Iterable[str] = MINIMAL, stages: Iterable[str] = ()) -> Any:
-    """The faulty engine, of which no more is offered and shown than this."""
-    faulty = planted_faults.make_engine(fault)
-    info = replace(faulty.info, verbs=frozenset(verbs), stages=frozenset(stages))
-
-    def load(source: Any) -> Any:
-        model = faulty.load(source)
-        return SimpleNamespace(
-            open=lambda max_len: Showing(model.open(max_len=max_len), info.stages),
-            close=model.close,
-        )
-
-    return SimpleNamespace(info=info, load=load)
-
-
-class Showing:
-    """A session that traces these stages alone."""
-
-    def __init__(self, session: Any, stages: frozenset[str]) -> None:
-        self._session = session
-        self._stages = stages
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._session, name)
-        if not callable(value):
-            return value
-
-        def verb(*args: Any, trace: Any = None, **kwargs: Any) -> Any:
-            if trace is not None:
-                kwargs["trace"] = lambda stage, layer, array: (
-                    trace(stage, layer, array) if stage in self._stages else None
-                )
-            return value(*args, **kwargs)
-
-        return verb
 
 
 def first(judge: Judge, engine: Any, bundle: Path, case: str, mode: str = "stepwise") -> Finding:

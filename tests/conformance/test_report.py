@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kdtr.conformance import drive
+from kdtr.conformance import drive, load_engine
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.finding_groups import in_order
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.report import closing_line, print_report
+from kdtr.conformance.xray import xray_models
+from kdtr.conformance.xray_gate import xray_results
 from kdtr.contract import EngineInfo, NumericProfile, rule
 
 INFO = EngineInfo("mine", "1", "cpu", NumericProfile(), frozenset({"verify"}))
@@ -152,7 +154,7 @@ def test_no_name_is_told_twice(names: tuple[str, str, str, str], head: str) -> N
     case, mode, point, stage = names
     one = Finding(Verdict.FAIL, Place("b", case, mode, point), stage, "differs")
 
-    assert head == f"{one.headline}: {one.summary}"
+    assert head == f"{one.headline()}: {one.summary}"
     assert f"FAIL  {head}" == one.lines()[0]
 
 
@@ -194,6 +196,53 @@ def test_the_text_of_a_finding_cannot_either() -> None:
     assert "second line" == lines[at + 1]
 
 
+# Several bundles
+
+
+def failing(bundle: str, case: str, n_rows: int) -> CaseResult:
+    shown = Finding(
+        Verdict.FAIL, Place(bundle, case, "round", "round0"), "logits", "differ", n_rows=n_rows
+    )
+    return CaseResult(bundle, case, "round", Verdict.FAIL, comparisons=7, findings=[shown])
+
+
+def test_of_several_bundles_a_heading_names_its_own_once() -> None:
+    results = [failing("dir/one.kdtr", "y", 9), failing("dir/two.kdtr", "star", 4)]
+
+    lines = report(results)
+
+    at = lines.index("FAIL  two: star / round / round0: logits: differ")
+    assert "  also in   1 case: one/y" in lines[at:]
+    assert 1 == sum("two" in line for line in lines[at:])
+
+
+def test_of_one_bundle_it_names_none_whatever_is_x_rayed() -> None:
+    model = replace(result("k2", "x-ray"), bundle="x-ray")
+
+    lines = report([failing("dir/one.kdtr", "y", 9), model])
+
+    assert "FAIL  y / round / round0: logits: differ" in lines
+
+
+def test_bundles_of_one_name_are_told_by_their_paths() -> None:
+    lines = report([failing("a/one.kdtr", "y", 9), failing("b/one.kdtr", "y", 4)])
+
+    assert "FAIL  b/one.kdtr: y / round / round0: logits: differ" in lines
+
+
+def test_other_cases_are_counted_with_their_bundles() -> None:
+    results = [
+        failing(f"{i}.kdtr", case, 9) for i in range(3) for case in ("a", "b", "c", "d", "e")
+    ]
+    here = [failing("0.kdtr", case, 9) for case in "abc"]
+
+    several, one = " ".join(report(results)), " ".join(report([*here, failing("1.kdtr", "x", 1)]))
+
+    assert "  also in   14 cases of 3 bundles: 0/b, " in several
+    assert " and 2 more" in several
+    assert "  also in   3 cases: 0/a, 0/b, 0/c" in one
+
+
 # Blocked, and the x-ray
 
 
@@ -209,6 +258,18 @@ def test_what_blocks_whole_cases_is_named() -> None:
 
     assert "2 points blocked: not reached, because a finding ends its case" in lines
     assert "2 cases blocked by ar / round" in lines
+
+
+def test_of_several_bundles_is_said_in_which_they_are() -> None:
+    by = {"verdict": Verdict.BLOCKED, "blocked": 9, "blocked_by": "ar / round", "comparisons": 0}
+    results = [
+        replace(result(case, "round", **by), bundle=f"{name}.kdtr")
+        for name, case in (("one", "y"), ("one", "star"), ("two", "y"))
+    ]
+    of_many = [replace(results[0], bundle=f"{i}.kdtr") for i in range(5)]
+
+    assert "3 cases of one, two blocked by ar / round" in report(results)
+    assert "5 cases of 5 bundles blocked by ar / round" in report(of_many)
 
 
 def test_the_x_ray_models_are_told_by_verdict_below_the_table() -> None:
@@ -234,6 +295,27 @@ def test_blocked_x_ray_models_are_one_line() -> None:
 
     assert "  x-ray     blocked by y / stepwise: mask" in lines
     assert not any("points blocked" in line for line in lines)
+
+
+def test_of_several_bundles_the_one_that_blocks_the_x_ray_is_named() -> None:
+    cause = replace(finding("y", 4), stage="mask")
+    models = xray_models()[:1]
+
+    def blocked_by(**names: str) -> str:
+        blocked = xray_results(
+            load_engine("host"),
+            [cause],
+            engine_name="host",
+            options={},
+            command="kdtr",
+            progress=lambda _: None,
+            models=models,
+            names={f"{stem}.kdtr": name for stem, name in names.items()},
+        )
+        return blocked[0].blocked_by
+
+    assert "y / round: mask" == blocked_by()
+    assert "b: y / round: mask" == blocked_by(b="b", other="other")
 
 
 # What was not shown, and the last line

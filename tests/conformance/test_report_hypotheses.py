@@ -205,6 +205,25 @@ def test_no_explanation_is_ruled_out_where_none_would_be_left() -> None:
     assert [f"  looks like {LEAK}"] == lines(found, bench())
 
 
+def test_what_does_not_fit_is_named_with_its_bundle_where_that_is_another() -> None:
+    found = group(LEAK, INDEX)
+    others = [
+        Finding(
+            Verdict.FAIL,
+            Place(f"d/{name}.kdtr", "y", "stepwise", "round0"),
+            "logits",
+            "differ",
+            looks_like=(LEAK,),
+        )
+        for name in ("other", "third")
+    ]
+
+    found.findings += others
+
+    not_fitting = next(line for line in lines(found, bench()) if line.startswith("  not "))
+    assert not_fitting.endswith(": it does not fit other: y / stepwise and 1 more")
+
+
 # On engines
 
 

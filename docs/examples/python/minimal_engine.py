@@ -17,7 +17,7 @@ class Engine:
         verbs = frozenset({"prefill", "verify", "commit"})
         self.info = replace(self._host.info, name="mine", verbs=verbs, stages=frozenset())
 
-    def load(self, source):
+    def load(self, source):  # a directory, a .kdtr file or a pair: docs/your-engine.md
         return Model(self._host.load(source))
 
 

@@ -27,6 +27,20 @@ def test_a_fault_is_an_error_with_its_rule_and_the_line_that_shows_it_again(run_
     ] == message.split("%0A")
 
 
+def test_of_several_bundles_it_names_its_own_and_counts_them(run: Run) -> None:
+    places = [replace(finding().place, bundle=f"dir/{name}.kdtr") for name in ("one", "two")]
+    found = [replace(finding(), place=place) for place in places]
+    results = [
+        replace(run.gate.results[0], bundle=one.place.bundle, findings=[one]) for one in found
+    ]
+
+    (line,) = github_annotations(replace(run, gate=GateResult(results)))
+
+    message = line.split("::", 2)[2].split("%0A")
+    assert message[0].startswith("one: y / round / round0: positions: 2 of 4 differ")
+    assert "seen in 2 cases and modes of 2 bundles" in message
+
+
 def test_near_ties_and_what_is_expected_are_none(run: Run, excused: Run) -> None:
     results = [*run.gate.results, *excused.gate.results]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kdtr.conformance import GateResult, Verdict
+from kdtr.conformance.diagnosis_scene import Hint
 from kdtr.conformance.drawing import Drawing
 from kdtr.conformance.finding import Excuse
 from kdtr.conformance.report_files import Run
@@ -66,6 +67,15 @@ def test_nothing_is_loaded_and_nothing_foreign_can_act(page: Node) -> None:
     ours = resources.files("kdtr.conformance.report_files").joinpath("page.js")
     assert ours.read_text() == "".join(script.parts)
     assert policy.attributes["content"].startswith("default-src 'none'; ")
+
+
+def test_what_would_tell_is_named_as_on_a_terminal(run_of: RunOf) -> None:
+    hint = Hint("the cache was left", ("COMMIT-3",), seen_in="cache_c_kv")
+
+    page = html_page(run_of(finding(looks_like=(hint,)))).decode()
+
+    assert "(fits every element; snapshot() would tell, COMMIT-3)" in page
+    assert "cache_c_kv would tell" not in page
 
 
 @pytest.mark.parametrize("page", EVERY, indirect=True)
