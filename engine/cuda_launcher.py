@@ -11,6 +11,7 @@ A trace is complete after the run: its arrays are the graph's own buffers, shown
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,6 +44,13 @@ class _Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} of {self.n} rows over up to {self.max_slots} slots"
+
+
+class _Inbox(NamedTuple):
+    """What is staged of a bucket of rows, and its parts: to slice it anew costs 30 us a round."""
+
+    array: Array
+    rows: Rows
 
 
 class _Captured(NamedTuple):
@@ -79,7 +87,7 @@ class CudaLauncher:
         self._kernels = kernels
         self._cache = cache
         self._warm = warm
-        self._inboxes: dict[tuple[int, int], Array] = {}
+        self._inboxes: dict[tuple[int, int], _Inbox] = {}  # by rows and stop tokens
         self._graphs: dict[_Key, _Captured] = {}  # the one used longest ago first
         self._extent = (0, 0)  # rows that count and slots they may see, of what was staged last
 
@@ -100,27 +108,17 @@ class CudaLauncher:
         self._extent = (count, committed_len + count)
         host = np.full(_HEADER + 3 * n + n_stops, _NOTHING, np.int64)
         host[:_HEADER] = count, committed_len, committed_len + count, max_emitted
-        parts = np.split(host[_HEADER:], [n, 2 * n, 3 * n])
-        parts[0][:] = 0  # a valid id, for padding too
-        parts[0][:count] = tokens
-        parts[1][:count] = np.arange(committed_len, committed_len + count)
+        to_tokens, to_slots, to_parents, to_stops = _parts(host, n)
+        to_tokens[:] = 0  # a valid id, for padding too
+        to_tokens[:count] = tokens
+        to_slots[:count] = np.arange(committed_len, committed_len + count)
         if parents is not None:
-            parts[2][:count] = parents
-        parts[3][: len(stop_tokens)] = stop_tokens
-        inbox = self._inbox(n, n_stops, host, keep=parents is not None)
-        first = _HEADER
-        return Rows(
-            n=n,
-            count=inbox[0:1],
-            committed_len=inbox[1:2],
-            n_slots=inbox[2:3],
-            max_slots=slot_bucket(committed_len + count),
-            tokens=inbox[first : first + n],
-            slots=inbox[first + n : first + 2 * n],
-            parents=None if parents is None else inbox[first + 2 * n : first + 3 * n],
-            stop_tokens=inbox[first + 3 * n :],
-            max_emitted=inbox[3:4],
-        )
+            to_parents[:count] = parents
+        to_stops[: len(stop_tokens)] = stop_tokens
+        max_slots = slot_bucket(committed_len + count)
+        if parents is None:
+            return _rows(self._kernels.upload(host), n)._replace(max_slots=max_slots, parents=None)
+        return self._delivered(host, n, n_stops)._replace(max_slots=max_slots)
 
     def run(self, name: str, rows: Rows, program: Callable[[Trace], T], trace: Trace) -> T:
         """Now, or as the replay of a graph; the trace afterwards, on the host."""
@@ -144,16 +142,15 @@ class CudaLauncher:
         self._graphs.clear()
         self._inboxes.clear()
 
-    def _inbox(self, n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Array:
-        """On the device; the address that the bucket's graphs read, if it is kept."""
-        if not keep:
-            return self._kernels.upload(host)
+    def _delivered(self, host: np.ndarray, n: int, n_stops: int) -> Rows:
+        """On the device, at the address that the bucket's graphs read."""
         inbox = self._inboxes.get((n, n_stops))
         if inbox is None:
-            inbox = self._inboxes[n, n_stops] = self._kernels.upload(host)
+            array = self._kernels.upload(host)
+            inbox = self._inboxes[n, n_stops] = _Inbox(array, _rows(array, n))
         else:
-            self._kernels.overwrite(inbox, host)
-        return inbox
+            self._kernels.overwrite(inbox.array, host)
+        return inbox.rows
 
     def _graph(self, key: _Key, program: Callable[[Trace], Any], trace: Trace) -> _Captured:
         """The key's, as the one used last; captured now, if it is new."""
@@ -182,6 +179,31 @@ class CudaLauncher:
         sizes = dict(zip("ns", extent, strict=True))
         cut = tuple(slice(sizes.get(axis)) for axis in STAGE[stage].axes)
         return self._kernels.to_host(array[cut])
+
+
+def _parts(inbox: Array, n: int) -> tuple[Array, Array, Array, Array]:
+    """Behind the header: tokens, slots and parents [n], stop tokens; on either side."""
+    ends = [_HEADER + part * n for part in range(4)]
+    tokens, slots, parents = (inbox[a:b] for a, b in pairwise(ends))
+    return tokens, slots, parents, inbox[ends[-1] :]
+
+
+def _rows(inbox: Array, n: int) -> Rows:
+    """What an inbox says; max_slots stands in none, and is 0."""
+    count, committed_len, n_slots, max_emitted = (inbox[i : i + 1] for i in range(_HEADER))
+    tokens, slots, parents, stop_tokens = _parts(inbox, n)
+    return Rows(
+        n=n,
+        count=count,
+        committed_len=committed_len,
+        n_slots=n_slots,
+        max_slots=0,
+        tokens=tokens,
+        slots=slots,
+        parents=parents,
+        stop_tokens=stop_tokens,
+        max_emitted=max_emitted,
+    )
 
 
 def _collecting(shown: list[tuple[str, int | None, Array]], trace: Trace) -> Trace:

@@ -42,10 +42,22 @@ class StorageOperations(CudaDevice):
 
     @in_turn
     def to_host(self, array: Array) -> np.ndarray:
-        host: np.ndarray = self._cupy.asnumpy(array)
-        if host.dtype == np.uint16:
-            return host.view(ml_dtypes.bfloat16).astype(np.float32)
-        return host
+        return _numbers(self._cupy.asnumpy(array))
+
+    @in_turn
+    def all_to_host(self, *arrays: Array) -> tuple[np.ndarray, ...]:
+        """The copies are asked for while the device is still at work."""
+        hosts = [self._page_locked(array.shape, array.dtype) for array in arrays]
+        for array, host in zip(arrays, hosts, strict=True):
+            array.get(out=host, blocking=False)
+        self.turn.stream.synchronize()
+        return tuple(map(_numbers, hosts))
+
+    def _page_locked(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Of the host: what the device can write to while the host goes on; dear if it is large."""
+        n = prod(shape)
+        memory = self._cupy.cuda.alloc_pinned_memory(n * dtype.itemsize)
+        return np.frombuffer(memory, dtype, n).reshape(shape)
 
     @in_turn
     def new_rows(self, n_layers: int, n_rows: int, row_len: int) -> Array:
@@ -88,3 +100,10 @@ class StorageOperations(CudaDevice):
                 *(out, row_len, int(self._swizzled(cache))),
             )
         return self.to_host(out)
+
+
+def _numbers(host: np.ndarray) -> np.ndarray:
+    """Bits of bfloat16 as float32; anything else as it is."""
+    if host.dtype == np.uint16:
+        return host.view(ml_dtypes.bfloat16).astype(np.float32)
+    return host

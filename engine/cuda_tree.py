@@ -38,8 +38,9 @@ class TreeOperations(StorageOperations):
             32,
             *(tokens, log_probs, depths, k, budget, prefixes, paths, parents, nodes, n_nodes),
         )
-        n = int(self.to_host(n_nodes)[0])
-        return self.to_host(parents[:n]), self.to_host(nodes[:n])
+        count, all_parents, all_nodes = self.all_to_host(n_nodes, parents, nodes)
+        n = int(count[0])
+        return all_parents[:n], all_nodes[:n]
 
     @launching
     def tree_layout(self, parents: Array, committed_len: DeviceInt) -> tuple[Array, Array]:

@@ -51,6 +51,11 @@ class HostKernels:
         return np.array(array)
 
     @staticmethod
+    def all_to_host(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Copies, likewise."""
+        return tuple(np.array(array) for array in arrays)
+
+    @staticmethod
     def new_rows(n_layers: int, n_rows: int, row_len: int) -> np.ndarray:
         """[n_layers, n_rows, row_len] float32; memory is touched when a page is handed out."""
         if n_layers * n_rows * row_len * 4 > _memory_bytes():  # not refused by every system

@@ -1,12 +1,12 @@
 """The seam between the session and whatever computes: the operations of one device.
 
-Everything between `upload` and `to_host` stays on the device: arrays are opaque to the session
-except for reshapes and slices. Every operation writes a new array unless it says otherwise, and
-no result's shape depends on values, so that a round can be captured as one graph: `accept_walk`
-fills a path of fixed length and says how much of it counts. (`build_best_first`, which ends on
-the host and before a round, is the exception.) Python numbers are arguments of the launch and are
-baked into a captured graph; what changes from round to round is a `DeviceInt`, which a graph reads
-anew, and reaches the device through `Launcher.stage` alone.
+Everything between `upload` and `to_host` (`all_to_host`) stays on the device: arrays are opaque to
+the session except for reshapes and slices. Every operation writes a new array unless it says
+otherwise, and no result's shape depends on values, so that a round can be captured as one graph:
+`accept_walk` fills a path of fixed length and says how much of it counts. (`build_best_first`,
+which ends on the host and before a round, is the exception.) Python numbers are arguments of the
+launch and are baked into a captured graph; what changes from round to round is a `DeviceInt`, which
+a graph reads anew, and reaches the device through `Launcher.stage` alone.
 
 The operations are as coarse as a device's kernels: what lies between two of them crosses memory.
 The host set makes them of finer ones, which it also offers (`host_kernels.py`).
@@ -203,6 +203,10 @@ class KernelSet(Protocol):
 
     def to_host(self, array: Array) -> np.ndarray:
         """A copy on the host; waits for the work that computes it."""
+        ...
+
+    def all_to_host(self, *arrays: Array) -> tuple[np.ndarray, ...]:
+        """A copy of each, for one wait: of a few small arrays that end a program."""
         ...
 
     def new_rows(self, n_layers: int, n_rows: int, row_len: int) -> Array:

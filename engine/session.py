@@ -33,7 +33,7 @@ from kdtr.contract import (
 )
 from kdtr.engine import checks
 from kdtr.engine.forward import Forward
-from kdtr.engine.kernel_set import KernelSet, Rows, Visibility, Walk
+from kdtr.engine.kernel_set import Rows, Visibility, Walk
 from kdtr.engine.paging import PagedCache
 from kdtr.engine.tree_round import forward_tree, tree_round, walk_limits
 
@@ -161,11 +161,11 @@ class TreeSession:
         rows = self._staged(tree.tokens, tree.parents)
         program = partial(forward_tree, forward, self._cache, rows)
         on_device = self._launcher.run("verify", rows, program, trace)
-        n, to_host = len(tree), forward.kernels.to_host  # without the padding (PAD-1)
-        targets = tuple(to_host(on_device.targets[:n]).tolist())
-        positions = tuple(to_host(on_device.positions[:n]).tolist())
+        kernels, n = forward.kernels, len(tree)  # without the padding (PAD-1)
+        all_targets, all_positions = kernels.all_to_host(on_device.targets, on_device.positions)
+        targets, positions = tuple(all_targets[:n].tolist()), tuple(all_positions[:n].tolist())
         self._pending = _Pending(tree.tokens, positions, tree, targets)
-        return Verified(logits=to_host(on_device.logits[:n]), targets=targets)
+        return Verified(logits=kernels.to_host(on_device.logits[:n]), targets=targets)
 
     def accept(
         self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
@@ -189,7 +189,7 @@ class TreeSession:
             kernels.upload(np.array(stops, np.int64)),
             kernels.device_int(most),
         )
-        return _acceptance(kernels, walk)
+        return _acceptance(Walk(*kernels.all_to_host(*walk)))
 
     def commit(self, acceptance: Acceptance) -> None:
         """Compact the accepted path of the pending forward, once (COMMIT-1..5)."""
@@ -291,7 +291,8 @@ class TreeSession:
         program = partial(tree_round, forward, self._cache, rows)
         done = self._launcher.run("round", rows, program, trace)
         kernels, n = forward.kernels, len(tree)
-        acceptance = _acceptance(kernels, done.walk)
+        *walk, positions = kernels.all_to_host(*done.walk, done.positions)
+        acceptance = _acceptance(Walk(*walk))
         path, accept_len = acceptance.path, acceptance.accept_len
         emitted = (*(tree.tokens[node] for node in path[1:]), acceptance.bonus)
         if walk_trace is not SILENT:
@@ -301,7 +302,6 @@ class TreeSession:
             walk_trace("emitted", None, np.array(emitted))
             walk_trace("moves", None, kernels.to_host(done.moves[:accept_len]))
         # Last: until here the round's rows are beyond L, and not committed.
-        positions = kernels.to_host(done.positions)
         self._advance(
             [tree.tokens[node] for node in path], positions[list(path)].tolist(), acceptance.bonus
         )
@@ -368,8 +368,7 @@ class TreeSession:
         return show
 
 
-def _acceptance(kernels: KernelSet, walk: Walk) -> Acceptance:
-    """The walk on the host, without the rest of its fixed length (PAD-1)."""
-    accept_len = int(kernels.to_host(walk.accept_len)[0])
-    path = kernels.to_host(walk.path[:accept_len])
-    return Acceptance(path=tuple(path.tolist()), bonus=int(kernels.to_host(walk.bonus)[0]))
+def _acceptance(walk: Walk) -> Acceptance:
+    """Of a walk whose arrays are on the host; without the rest of its fixed length (PAD-1)."""
+    path = walk.path[: int(walk.accept_len[0])]
+    return Acceptance(path=tuple(path.tolist()), bonus=int(walk.bonus[0]))

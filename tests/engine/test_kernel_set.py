@@ -33,11 +33,11 @@ def test_what_crosses_to_and_from_the_device_is_a_copy() -> None:
     mine = np.arange(3)
 
     uploaded = kernels.upload(mine)
-    fetched = kernels.to_host(uploaded)
+    fetched, (among_others, _) = kernels.to_host(uploaded), kernels.all_to_host(uploaded, uploaded)
     mine[0] = 9
     uploaded[1] = 9
 
-    assert [0, 1, 2] == fetched.tolist()
+    assert [0, 1, 2] == fetched.tolist() == among_others.tolist()
     assert [0, 9, 2] == uploaded.tolist()
 
 

@@ -356,14 +356,13 @@ def _staging(
 
     def faulty(cache: Any, config: Any) -> CudaLauncher:
         made = launcher(cache, config)
-        inbox, memory = made._inbox, {"vocab_size": config.vocab_size}
+        delivered, memory = made._delivered, {"vocab_size": config.vocab_size}
 
-        def staged(n: int, n_stops: int, host: np.ndarray, *, keep: bool) -> Any:
-            if keep:
-                change(memory, host, n, int(host[0]))
-            return inbox(n, n_stops, host, keep=keep)
+        def staged(host: np.ndarray, n: int, n_stops: int) -> Any:
+            change(memory, host, n, int(host[0]))
+            return delivered(host, n, n_stops)
 
-        vars(made).update(own, _inbox=staged)
+        vars(made).update(own, _delivered=staged)
         return made
 
     engine.kernels.launcher = faulty
