@@ -17,13 +17,13 @@ from kdtr.engine.weights import AttentionWeights, LayerWeights, ModelWeights, Mo
 class Forward:
     """A loaded model on a kernel set, without a sequence.
 
-    split_size  slots per split of the attention
+    split_size  slots per split of the attention; None: the kernel set's choice
     """
 
     kernels: KernelSet
     config: ModelConfig
     weights: ModelWeights
-    split_size: int
+    split_size: int | None
 
     def __call__(
         self,

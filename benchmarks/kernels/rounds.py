@@ -1,6 +1,6 @@
 """Whole rounds on a GPU: launches, host and device time, and 512 tokens by decoding and by trees.
 
-    python benchmarks/kernels/rounds.py [--out benchmarks/results/rounds-gpu.md]
+    python benchmarks/kernels/rounds.py [--split-size 64] [--out benchmarks/results/rounds-gpu.md]
 
 The model is `ModelConfig.tiny()` with seed weights. The drafter is an oracle: it knows the greedy
 continuation, and at every depth ranks its token first with the probability asked for, and third
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,8 +44,11 @@ took bfloat16 at one row from 189 us to 128. A round as called is Python besides
 (27 us, 11 of them the copy) and the books. Slices of the inbox made anew for each round and four
 waits for its outcome, one for each array, were 56 us more, of 295 (bfloat16, one row, 230 tokens).
 
-`device` is of a cache of some 25 tokens; `round`, later, of more: tiny's attention is the general
-kernel, and takes 15 us a layer more at 230 tokens.
+Tiny's attention is the general kernel, whose splits are chunks of 32 slots one after another, 4 us
+each. By splits of 32, 64, 128 and 256 slots (--split-size) a round of one row took 140, 153, 193
+and 254 us of the device at 220 tokens (bfloat16), and 157, 167, 202 and 279 at 1,400. At 32,000,
+with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550: splits are large
+there.
 
 A launch varies with the host and with what it does besides. Where a replay follows another at once
 it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us
@@ -56,10 +60,12 @@ were 13.0 to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="a file for the tables, beside standard output")
+    parser.add_argument("--split-size", type=int, help="of the attention, in the place of its own")
     args = parser.parse_args()
-    lines = [*_head(), *_launches()]
+    load = partial(_model, split_size=args.split_size)
+    lines = [*_head(), *_launches(load)]
     for dtype in ("float32", "bfloat16"):
-        lines += _generation(dtype)
+        lines += _generation(load(dtype), dtype)
     text = "\n".join([*lines, "", _NOTES])
     print(text)
     if args.out:
@@ -71,16 +77,17 @@ def _head() -> list[str]:
     return ["# Rounds of the tiny model on a GPU", "", *measured_by("rounds.py")]
 
 
-def _model(dtype: str, **options: Any) -> Any:
+def _model(dtype: str, split_size: int | None) -> Any:
     config = ModelConfig.tiny()
-    return make_cuda_engine(dtype=dtype, **options).load((config, seed_tensors(config, 7)))
+    engine = make_cuda_engine(dtype=dtype, split_size=split_size)
+    return engine.load((config, seed_tensors(config, 7)))
 
 
 def _chain(session: Any, n: int) -> DraftTree:
     return DraftTree((session.root, *range(1, n)), tuple(range(-1, n - 1)))
 
 
-def _launches() -> list[str]:
+def _launches(load: Callable[[str], Any]) -> list[str]:
     """Per bucket: kernels of a round, host time of a replay, of a whole round, device time."""
     cupy = import_cupy()
     lines = [
@@ -98,7 +105,7 @@ def _launches() -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for dtype in ("float32", "bfloat16"):
-        model = _model(dtype)
+        model = load(dtype)
         for n in (1, 5, 17, 65):
             session = model.open(max_len=1500)
             session.prefill(PROMPT)
@@ -170,8 +177,7 @@ def _floors(model: Any, n: int, dtype: str) -> float:
     return float(n_bytes / _READ * 1e6)
 
 
-def _generation(dtype: str) -> list[str]:
-    model = _model(dtype)
+def _generation(model: Any, dtype: str) -> list[str]:
     plain, seconds = _decoded(model)
     lines = [
         "",
