@@ -7,12 +7,12 @@
 // stay the same where the number of rows decides which of them runs.
 //
 // A block takes BANDS times 64 rows of w and up to N rows of x. Its warpgroups stand in SIDES of BANDS each: a
-// side has four slices that follow one another, and a ring of its own of DEPTH stages, 64 elements of every row,
-// which a warp of its own fills by tensor copies. Rows and elements that are not there arrive as 0. All slices
-// are those of one block's sides, or of a cluster of blocks of one side each: its SOURCES.
+// side has four slices that follow one another, and a ring of DEPTH stages, 64 elements of every row, which a
+// warp of its own fills by tensor copies. Rows and elements that are not there arrive as 0. All slices are
+// those of a block's sides, or of a cluster of PARTS blocks of one side each.
 //
-// The first copies of w begin before the kernel ahead has ended. Of the others, x's follow w's stage by stage:
-// a stage whose x stood behind all of w in the ring was full 1.5 us later.
+// The first copy of w begins before the kernel ahead has ended. Of the others, x's follow w's stage by stage:
+// behind all of w that the ring holds, the first x came when nearly all of it was there.
 //
 // Rows from `count` on are padding: they may be multiplied, which concerns no other row, and are not written.
 //
@@ -76,7 +76,8 @@ __device__ __forceinline__ void copy_rows(u32 to, const TensorMap* map, int k, i
 // To the shared memory of a block of the cluster, where a barrier counts its bytes.
 __device__ __forceinline__ void send(u32 to, float4 v, u32 bar) {
     asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+        "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
         "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
         : "memory");
 }
@@ -84,7 +85,8 @@ __device__ __forceinline__ void send(u32 to, float4 v, u32 bar) {
 // The sums of a slice, the `index`-th of four, joined with those before it as far as the tree goes. After the
 // last, `sum` is the tree's. By branches: chosen value by value, it took as long as a stage's products.
 template <int SIZE>
-__device__ __forceinline__ void join(float (&sum)[SIZE], float (&even)[SIZE], float (&first_two)[SIZE], int index) {
+__device__ __forceinline__ void join(float (&sum)[SIZE], float (&even)[SIZE], float (&first_two)[SIZE],
+                                     int index) {
     if (index % 2 == 0) {
 #pragma unroll
         for (int e = 0; e < SIZE; ++e) even[e] = sum[e];
@@ -116,7 +118,8 @@ struct Part {
     }
 };
 
-// DEPTH stages that one thread fills and BANDS warpgroups read, and for each of them two barriers.
+// DEPTH stages that one thread fills and BANDS warpgroups read, and two barriers for each. A stage: rows of w,
+// then of x.
 template <int N, int BANDS, int DEPTH>
 struct Ring {
     static constexpr int W_BYTES = BANDS * 64 * ROW, STAGE = W_BYTES + N * ROW, STAGES = DEPTH * STAGE;
@@ -169,7 +172,8 @@ struct Ring {
             multiply(sum, further(w, chunk + from + 2), further(x, chunk + from + 2));
         };
         auto leave_previous = [&] {
-            if (step > 1 && (threadIdx.x & 31) == 0) barrier_arrive(empty + (place ? place - 1 : DEPTH - 1) * 8);
+            int previous = place ? place - 1 : DEPTH - 1;
+            if (step > 1 && (threadIdx.x & 31) == 0) barrier_arrive(empty + previous * 8);
         };
         auto go_on = [&] {
             chunk += STAGE / 16;
@@ -244,45 +248,52 @@ __device__ __forceinline__ void put_tile_turned(bf16* y, i64 y_stride, float4 su
     }
 }
 
-// Sums change hands: of SOURCES that have a part of i each, every one adds up the tiles `t` of 8 rows of x with
-// t % SOURCES its own number, in its own place: [tile][other source][warp][lane], in fours. As a + b is b + a, the
-// tree of sources 0, 1, 2 .. is that of s, s ^ 1, s ^ 2 .. too.
+// Sums change hands. Each of SOURCES has a part of i, and adds up the tiles of 8 rows of x whose number is its
+// own modulo SOURCES; of the others it gives its sums away. As a + b is b + a, the tree of s, s ^ 1, s ^ 2 ..
+// has the bits of that of the sources 0, 1, 2 ..
+//
+// In a source's place, in fours: [tile of its own][other source, by ^][warp][lane].
 template <int N, int WARPS, int SOURCES>
 struct Exchange {
-    static constexpr int TILES = N / 8, OWN = (TILES + SOURCES - 1) / SOURCES, BYTES = OWN * (SOURCES - 1) * WARPS * 512;
-    u32 mine;  // this lane's, from the begin of a place on
+    static constexpr int TILES = N / 8, OWN = (TILES + SOURCES - 1) / SOURCES;
+    static constexpr int BYTES = OWN * (SOURCES - 1) * WARPS * 512;  // of a place
+    typedef float Sums[N / 2];
+    u32 mine;  // this lane's fours
 
     __device__ __forceinline__ explicit Exchange(int warp) : mine((warp * 32 + (threadIdx.x & 31)) * 16) {}
     __device__ __forceinline__ u32 at(int own_tile, int other) const {
         return mine + (own_tile * (SOURCES - 1) + other - 1) * (WARPS * 512);
     }
-    // Whether this lane's columns of a tile have a row.
-    static __device__ __forceinline__ bool has(int tile, int rows) { return 8 * tile + 2 * (threadIdx.x & 3) < rows; }
-    // Bytes that `source` is given.
+    static __device__ __forceinline__ float4 tile_of(const Sums& sum, int tile) {
+        return make_float4(sum[4 * tile], sum[4 * tile + 1], sum[4 * tile + 2], sum[4 * tile + 3]);
+    }
+    // What `source` is given: of a tile, lanes (g, t) whose rows 2t or 2t + 1 of x are there.
     static __device__ __forceinline__ int bytes(int source, int rows) {
-        int lanes = 0;  // of four
+        int lanes = 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
-            if (tile % SOURCES == source) lanes += max(0, min(4, (rows - 8 * tile + 1) / 2));
-        return lanes * 8 * 16 * WARPS * (SOURCES - 1);
+            if (tile % SOURCES == source) lanes += 8 * max(0, min(4, (rows - 8 * tile + 1) / 2));
+        return lanes * 16 * WARPS * (SOURCES - 1);
     }
-    // give(source, offset in its place, sums)
-    template <typename Give>
-    __device__ __forceinline__ void give(const float (&sum)[N / 2], int source, int rows, const Give& give) const {
+    // put(source, offset in its place, sums)
+    template <typename Put>
+    __device__ __forceinline__ void give(const Sums& sum, int source, int rows, const Put& put) const {
+        int row = 2 * (threadIdx.x & 3);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
             int owner = tile % SOURCES;
-            if (owner != source && has(tile, rows)) give(owner, at(tile / SOURCES, source ^ owner), sums_of(sum, tile));
+            if (owner != source && 8 * tile + row < rows)
+                put(owner, at(tile / SOURCES, source ^ owner), tile_of(sum, tile));
         }
     }
     // put(tile, sums)
     template <typename Put>
-    __device__ __forceinline__ void add_up(const float (&sum)[N / 2], int source, int rows, const unsigned char* place,
+    __device__ __forceinline__ void add_up(const Sums& sum, int source, int rows, const unsigned char* place,
                                            const Put& put) const {
         float4 total[OWN];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
-            if (tile % SOURCES == source) total[tile / SOURCES] = sums_of(sum, tile);
+            if (tile % SOURCES == source) total[tile / SOURCES] = tile_of(sum, tile);
 #pragma unroll
         for (int t = 0; t < OWN; ++t) {  // before the first is put: all reads are under way at once
             float4 v[SOURCES] = {total[t]};
@@ -294,9 +305,6 @@ struct Exchange {
 #pragma unroll
         for (int t = 0; t < OWN; ++t)
             if (8 * (t * SOURCES + source) < rows) put(t * SOURCES + source, total[t]);
-    }
-    static __device__ __forceinline__ float4 sums_of(const float (&sum)[N / 2], int tile) {
-        return make_float4(sum[4 * tile], sum[4 * tile + 1], sum[4 * tile + 2], sum[4 * tile + 3]);
     }
 };
 
@@ -369,7 +377,7 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
 
 }  // namespace
 
-// name: rows of x, bands, slices, blocks that have them
+// name: rows of x, bands, slices, blocks that have them; and stages
 #define LINEAR_WGMMA(N, BANDS, SLICES, PARTS, DEPTH)                                                   \
     extern "C" __global__ void __cluster_dims__(1, PARTS, 1)                                           \
         __launch_bounds__(SLICES / 4 / PARTS * (128 * BANDS + 32), 1)                                  \
@@ -381,14 +389,13 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
                 int n, int o, int i, i64 y_stride) {                                                   \
         linear_wgmma<N, BANDS, SLICES, PARTS, DEPTH>(&w_map, &x_map, y, count, n, o, i, y_stride);     \
     }
-// INSTANCES
 LINEAR_WGMMA(40, 1, 16, 4, 8)
 LINEAR_WGMMA(72, 1, 16, 4, 8)
 LINEAR_WGMMA(40, 2, 16, 4, 7)
 LINEAR_WGMMA(72, 2, 16, 4, 7)
 LINEAR_WGMMA(40, 1, 8, 2, 8)
 LINEAR_WGMMA(72, 1, 8, 2, 8)
-LINEAR_WGMMA(40, 1, 8, 1, 4)
-LINEAR_WGMMA(72, 1, 8, 1, 4)
+LINEAR_WGMMA(40, 1, 8, 1, 5)
+LINEAR_WGMMA(72, 1, 8, 1, 5)
 
 #endif
