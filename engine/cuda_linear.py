@@ -258,8 +258,8 @@ def _wgmma_shape(o: int) -> tuple[int, int]:
     They choose a grid; the order of sums does not depend on them.
     """
     if slices_of(o) == 8:
-        return 1, 2 if o <= 66 * 64 else 1
-    return (1 if o <= 30 * 64 else 2), 4
+        return 1, 2 if o <= 66 * 64 else 1  # 66 clusters of two have an SM for each block
+    return (1 if o <= 30 * 64 else 2), 4  # and 30 of four
 
 
 def run(
