@@ -20,6 +20,7 @@ MAX_SHARED_BYTES = 101_376  # a block's on sm_120, of which the system takes the
 RESERVED_BYTES = 1_024
 MAX_HOPPER_SHARED_BYTES = 233_472  # likewise, of Hopper
 MAX_SPILL_BYTES = 16
+MAX_FRAME_BYTES = 64  # sinf takes 40
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -33,11 +34,15 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one kernel takes on one architecture, as ptxas reports it."""
+    """What one kernel takes on one architecture, as ptxas reports it.
+
+    frame_bytes  in local memory: what is spilled, and arrays that an index keeps out of registers
+    """
 
     kernel: str
     registers: int
     spill_bytes: int
+    frame_bytes: int
     static_shared_bytes: int
 
 
@@ -52,13 +57,14 @@ def everything() -> Iterator[tuple[str, str, str]]:
 
 
 def within_limits(kernel: Resources, architecture: str) -> bool:
-    """Whether a block has the shared memory, and spills cost next to nothing."""
+    """Whether a block has the shared memory, and local memory costs next to nothing."""
     from kdtr.engine.cuda_shared import dynamic_shared_bytes
 
     hopper = architecture == cuda_hopper.ARCHITECTURE
     shared = kernel.static_shared_bytes + dynamic_shared_bytes(kernel.kernel) + RESERVED_BYTES
     most = MAX_HOPPER_SHARED_BYTES if hopper else MAX_SHARED_BYTES
-    return shared <= most and kernel.spill_bytes <= MAX_SPILL_BYTES
+    local = kernel.spill_bytes <= MAX_SPILL_BYTES and kernel.frame_bytes <= MAX_FRAME_BYTES
+    return shared <= most and local
 
 
 def compiled(file: str, dtype: str, architecture: str) -> list[Resources]:
@@ -86,15 +92,16 @@ def compiled_source(source: str, name: str, dtype: str, architecture: str) -> li
 
 
 def _resources(log: str) -> list[Resources]:
-    found, kernel, spilled = [], "", 0
+    found, kernel, spilled, frame = [], "", 0, 0
     for line in log.splitlines():
         if entry := _ENTRY.search(line):
-            kernel, spilled = entry[1], 0
+            kernel, spilled, frame = entry[1], 0, 0
         elif spills := _SPILLS.search(line):
-            spilled = max(int(spills[2]), int(spills[3]))
+            frame, spilled = int(spills[1]), max(int(spills[2]), int(spills[3]))
         elif used := _USED.search(line):
             shared = _SHARED.search(used[2])
-            found.append(Resources(kernel, int(used[1]), spilled, int(shared[1]) if shared else 0))
+            static = int(shared[1]) if shared else 0
+            found.append(Resources(kernel, int(used[1]), spilled, frame, static))
     return found
 
 
@@ -103,16 +110,16 @@ def main() -> int:
     from kdtr.engine.cuda_shared import dynamic_shared_bytes
 
     bad = 0
-    print(f"{'kernel':32} {'dtype':9} {'for':7} {'registers':>9} {'spills':>7} {'shared':>8}")
+    sizes = f"{'registers':>9} {'spills':>7} {'frame':>6} {'shared':>8}"
+    print(f"{'kernel':32} {'dtype':9} {'for':7} {sizes}")
     for dtype, file, architecture in everything():
         for one in compiled(file, dtype, architecture):
             shared = one.static_shared_bytes + dynamic_shared_bytes(one.kernel)
             over = not within_limits(one, architecture)
             bad += over
-            print(
-                f"{one.kernel:32} {dtype:9} {architecture:7} {one.registers:9} "
-                f"{one.spill_bytes:7} {shared:8}{'  over the limit' if over else ''}"
-            )
+            sizes = f"{one.registers:9} {one.spill_bytes:7} {one.frame_bytes:6} {shared:8}"
+            note = "  over the limit" if over else ""
+            print(f"{one.kernel:32} {dtype:9} {architecture:7} {sizes}{note}")
     return int(bad > 0)
 
 

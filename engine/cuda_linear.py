@@ -62,11 +62,16 @@ def _wide(rows: int, slices: int, stages: int) -> _Fast:
     return _Fast(name, "linear", 128, rows, slices, slices // 2, 128, n_bytes)
 
 
-def _wgmma(rows: int, groups: int, slices: int, parts: int, stages: int) -> _Fast:
-    """A warpgroup has 64 rows of weights."""
-    n_bytes = stages * (128 * (64 * groups + rows) + 16)
-    name = f"{WGMMA}_{rows}_{groups}_{slices}_{parts}"
-    return _Fast(name, WGMMA, 64 * groups, rows, slices, parts, 128 * groups, n_bytes)
+def _wgmma(rows: int, bands: int, slices: int, parts: int, stages: int) -> _Fast:
+    """A warpgroup has 64 rows of weights and four slices; a warp beside them copies for them."""
+    sources = slices // 4
+    sides = sources // parts
+    given = sides * -(-rows // 8 // sources) * (sources - 1) * 4 * bands * 512
+    rings = sides * stages * (128 * (64 * bands + rows) + 16)
+    n_bytes = -(-given // 1_024) * 1_024 + rings + 8
+    name = f"{WGMMA}_{rows}_{bands}_{slices}_{parts}"
+    threads = sides * (128 * bands + 32)
+    return _Fast(name, WGMMA, 64 * bands, rows, slices, parts, threads, n_bytes)
 
 
 _FAST = {
@@ -78,9 +83,14 @@ _FAST = {
         _stream(32, 24, stages=3),
         *(_wide(rows, slices, stages=4) for rows in (40, 65) for slices in (8, 16)),
         *(
-            _wgmma(rows, groups, slices, parts, stages)
+            _wgmma(rows, bands, slices, parts, stages)
             for rows in (40, 72)
-            for groups, slices, parts, stages in ((1, 16, 8, 6), (2, 16, 8, 4), (1, 8, 2, 6))
+            for bands, slices, parts, stages in (
+                (1, 16, 4, 8),
+                (2, 16, 4, 7),
+                (1, 8, 2, 8),
+                (1, 8, 1, 5),
+            )
         ),
     )
 }
@@ -211,8 +221,8 @@ def plan(x: Array, weight: Array, *, hopper: bool = False) -> str:
     if n <= 24:
         return f"linear_stream_{256 // slices}_{8 if n <= 8 else 24}"
     if hopper:
-        groups, parts = _wgmma_shape(o)
-        return f"linear_wgmma_{40 if n <= 40 else 72}_{groups}_{slices}_{parts}"
+        bands, parts = _wgmma_shape(o)
+        return f"linear_wgmma_{40 if n <= 40 else 72}_{bands}_{slices}_{parts}"
     return f"linear_wide_{40 if n <= 40 else 65}_{slices}"
 
 
@@ -243,13 +253,13 @@ def slices_of(o: int) -> int:
 
 
 def _wgmma_shape(o: int) -> tuple[int, int]:
-    """Warpgroups of a block, and blocks that share i: the fastest of those tried on an H200.
+    """Bands of 64 rows in a block, and blocks that share i: the fastest of those tried on an H200.
 
     They choose a grid; the order of sums does not depend on them.
     """
     if slices_of(o) == 8:
-        return 1, 2
-    return (1 if o <= 24 * 64 else 2), 8
+        return 1, 2 if o <= 66 * 64 else 1  # 66 clusters of two have an SM for each block
+    return (1 if o <= 30 * 64 else 2), 4  # and 30 of four
 
 
 def run(
@@ -276,8 +286,7 @@ def run(
         launch(kernel(name), grid, BLOCK, 0, (*arguments, zero), overlap)
         return
     its = _FAST[name]
-    tiles, row_tiles = -(-o // its.weights), -(-n // its.rows)
-    grid = (tiles, row_tiles, 1) if its.parts == 1 else (tiles, its.parts, row_tiles)
+    grid = (-(-o // its.weights), its.parts, -(-n // its.rows))
     if its.file == WGMMA:
         maps = cuda_hopper.matrix_map(weight, its.weights), cuda_hopper.matrix_map(x, its.rows)
         arguments = (*maps, out, count, n, o, i, out_stride)

@@ -8,6 +8,10 @@
 __device__ __forceinline__ void barrier_init(u32 bar, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
+// An arrival, and bytes that copies will bring.
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 n_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes) : "memory");
+}
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
@@ -30,6 +34,13 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
 __device__ __forceinline__ void cluster_barrier() {
     asm volatile(
         "barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Its halves, for barriers in shared memory that were set up and fenced before the first, and nothing else.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // The same place in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ u32 in_block(u32 at, u32 rank) {

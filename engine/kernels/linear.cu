@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256) linear_any(
 
 #ifdef STORE_BF16
 
-// grid (ceil(o / 16 MT), ceil(n / 8 NT))   block 256   shared memory 8 * DEPTH * (2 MT + NT) * 512
+// grid (ceil(o / 16 MT), 1, ceil(n / 8 NT))   block 256   shared memory 8 * DEPTH * (2 MT + NT) * 512
 template <int MT, int NT, int DEPTH>
 __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16* y,
                                               const i64* count, int n, int o, int i, i64 x_stride,
@@ -61,19 +61,19 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     const int SLICES = MT == 1 ? 16 : 8, EACH = SLICES / 8;
     static_assert(FIFO_BYTES >= 8 * NT * R * 4, "a warp's sums take the place of its stages");
     let_successor_start();
-    i64 row_0 = (i64)blockIdx.y * (8 * NT);
-    i64 rows = rows_that_count(count, n);
-    if (row_0 > 0 && row_0 >= rows) {
+    i64 row_0 = (i64)blockIdx.z * (8 * NT);
+    if (row_0 > 0 && row_0 >= rows_that_count(count, n)) {
         wait_for_predecessor();
         return;
     }
+    Asked asked = ask_for_count(count, n);
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     int o_0 = blockIdx.x * R;
     u32 w_at[2 * MT];
 #pragma unroll
     for (int j = 0; j < 2 * MT; ++j) w_at[j] = min(j * 8 + g, o - 1 - o_0) * i + 8 * t;
     auto x_at = [&](int j) {
-        return row_0 + j * 8 + g < rows ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
+        return row_0 + j * 8 + g < rows_that_count(asked) ? (j * 8 + g) * (u32)x_stride + 8 * t : NO_ROW;
     };
     int steps = n_steps(i);
     int begin = slice_begin(warp * EACH, SLICES, steps);
@@ -85,6 +85,7 @@ __device__ __forceinline__ void linear_stream(const bf16* x, const bf16* w, bf16
     __syncwarp();
     put_sums(reinterpret_cast<float*>(memory + warp * FIFO_BYTES), acc);
     __syncthreads();
+    i64 rows = rows_that_count(asked);
     for (int e = threadIdx.x; e < 8 * NT * R; e += 256) {
         i64 row = row_0 + e / R;
         int at = o_0 + e % R;

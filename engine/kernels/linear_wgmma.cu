@@ -6,18 +6,19 @@
 // bits of mma.sync, as observed on an H200 (tests/engine/gpu/test_linear_kernels_agree.py). So a row's bits
 // stay the same where the number of rows decides which of them runs.
 //
-// A block takes 64 rows of w for each of its WARPGROUPS, up to N rows of x, and SLICES / PARTS slices that
-// follow one another; a cluster of PARTS blocks has all slices, and each adds up and writes its share. Tensor
-// copies bring 64 elements of every row, w's before the kernel ahead has ended, DEPTH stages of them; rows and
-// elements that are not there arrive as 0. One thread asks for them, while products are under way: where every
-// step's products were waited for, a stage took 620 clocks and more, however early its copies came. Stages
-// take half of an SM's shared memory, so that it holds two blocks: one does not keep memory busy.
+// A block takes BANDS times 64 rows of w and up to N rows of x. Its warpgroups stand in SIDES of BANDS each: a
+// side has four slices that follow one another, and a ring of DEPTH stages, 64 elements of every row, which a
+// warp of its own fills by tensor copies. Rows and elements that are not there arrive as 0. All slices are
+// those of a block's sides, or of a cluster of PARTS blocks of one side each.
+//
+// The first copy of w begins before the kernel ahead has ended. Of the others, x's follow w's stage by stage:
+// behind all of w that the ring holds, the first x came when nearly all of it was there.
 //
 // Rows from `count` on are padding: they may be multiplied, which concerns no other row, and are not written.
 //
-// grid (ceil(o / 64 WARPGROUPS), PARTS, ceil(n / N))   cluster (1, PARTS)   block 128 WARPGROUPS
-// shared memory: DEPTH stages, then their barriers; dynamic, and none other, so that it begins at a multiple
-// of 1,024 bytes
+// grid (ceil(o / 64 BANDS), PARTS, ceil(n / N))   cluster (1, PARTS)   block SIDES (128 BANDS + 32)
+// shared memory: what is given, the rings, their barriers and one more; dynamic, and none other, so that it
+// begins at a multiple of 1,024 bytes
 
 #include "hopper.cuh"
 #include "sums.cuh"
@@ -26,11 +27,17 @@
 
 namespace {
 
-constexpr int ROW = 128;  // bytes of a stage's row: 64 elements, two steps
+constexpr int ROW = 128;       // bytes of a stage's row: 64 elements, two steps
+constexpr int OWN_SLICES = 4;  // of a side
+constexpr int EARLY = 1;       // stages whose w is asked for before the kernel ahead has ended
 
 // A matrix of rows of 128 bytes, swizzled, eight rows 1,024 bytes apart from the next eight.
 __device__ __forceinline__ u64 matrix_at(u32 at) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(8 * ROW >> 4) << 32 | (u64)1 << 62;
+}
+// The one 16 `chunks` bytes further on.
+__device__ __forceinline__ u64 further(u64 matrix, u32 chunks) {
+    return (matrix & ~(u64)0xffffffff) | ((u32)matrix + chunks);
 }
 // d [64, N] += w [64, 16] x [N, 16]^T. A warpgroup together.
 __device__ __forceinline__ void multiply(float (&d)[20], u64 w, u64 x) {
@@ -66,153 +73,304 @@ __device__ __forceinline__ void copy_rows(u32 to, const TensorMap* map, int k, i
         "l"(map), "r"(k), "r"(row), "r"(bar)
         : "memory");
 }
-
-// Sums of slices, of which the next is the `index`-th: joined with those before it as far as the tree goes.
-// After the last, `sum` is the tree's.
-template <int LEVELS, int SIZE>
-__device__ __forceinline__ void join(float (&sum)[SIZE], float (&kept)[LEVELS][SIZE], int index) {
-    bool goes_on = true;
-#pragma unroll
-    for (int level = 0; level < LEVELS; ++level)
-        if (goes_on) {
-            goes_on = (index >> level) & 1;
-#pragma unroll
-            for (int e = 0; e < SIZE; ++e) {
-                if (goes_on)
-                    sum[e] = kept[level][e] + sum[e];
-                else
-                    kept[level][e] = sum[e];
-            }
-        }
+// To the shared memory of a block of the cluster, where a barrier counts its bytes.
+__device__ __forceinline__ void send(u32 to, float4 v, u32 bar) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+        "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
+        : "memory");
 }
 
-template <int N, int WARPGROUPS, int SLICES, int PARTS, int DEPTH>
-__device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const TensorMap* x_map, bf16* y,
-                                             const i64* count, int n, int o, int i, i64 y_stride) {
-    constexpr int SIZE = N / 2, TILES = N / 8, OWN = SLICES / PARTS;
-    constexpr int LEVELS = OWN == 4 ? 2 : 1;
-    constexpr int W_BYTES = WARPGROUPS * 64 * ROW, STAGE = W_BYTES + N * ROW;
-    constexpr int WARPS = 4 * WARPGROUPS, ITEMS = WARPS * TILES;
-    static_assert((OWN == 2 || OWN == 4) && DEPTH * STAGE >= ITEMS * 512, "sums take the place of stages");
-    let_successor_start();
-    i64 row_0 = (i64)blockIdx.z * N;
-    i64 counted = rows_that_count(count, n);
-    if (row_0 > 0 && row_0 >= counted) {  // so does the whole cluster
-        wait_for_predecessor();
-        return;
+// The sums of a slice, the `index`-th of four, joined with those before it as far as the tree goes. After the
+// last, `sum` is the tree's. By branches: chosen value by value, it took as long as a stage's products.
+template <int SIZE>
+__device__ __forceinline__ void join(float (&sum)[SIZE], float (&even)[SIZE], float (&first_two)[SIZE],
+                                     int index) {
+    if (index % 2 == 0) {
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) even[e] = sum[e];
+    } else if (index == 1) {
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) first_two[e] = even[e] + sum[e];
+    } else {
+#pragma unroll
+        for (int e = 0; e < SIZE; ++e) sum[e] = first_two[e] + (even[e] + sum[e]);
     }
-    int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
-    int o_0 = blockIdx.x * (64 * WARPGROUPS), part = blockIdx.y;
-    int first = part * OWN, all = n_steps(i);
-    int begin = slice_begin(first, SLICES, all), steps = slice_begin(first + OWN, SLICES, all) - begin;
-    int stages = (steps + 1) / 2;
-    u32 base = shared_address(memory), full = base + DEPTH * STAGE, empty = full + DEPTH * 8;
-    auto copy_w = [&](int stage) {
-        u32 bar = full + stage % DEPTH * 8;
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(STAGE)
-                     : "memory");
-        copy_rows(base + stage % DEPTH * STAGE, w_map, (begin + 2 * stage) * STEP, o_0, bar);
-    };
-    auto copy_x = [&](int stage) {
-        copy_rows(base + stage % DEPTH * STAGE + W_BYTES, x_map, (begin + 2 * stage) * STEP, (int)row_0,
-                  full + stage % DEPTH * 8);
-    };
-    if (threadIdx.x == 0) {
+}
+template <int SIZE>
+__device__ __forceinline__ void finish(float (&sum)[SIZE]) {
+    wait_for_products<0>();
+#pragma unroll
+    for (int e = 0; e < SIZE; ++e) asm volatile("" : "+f"(sum[e]));  // not touched before
+}
+
+// A side's part of i: slices from `first` on of `slices`, in steps.
+struct Part {
+    int first, slices, all, begin, steps;
+
+    __device__ __forceinline__ Part(int first, int slices, int i)
+        : first(first), slices(slices), all(n_steps(i)), begin(slice_begin(first, slices, all)),
+          steps(slice_begin(first + OWN_SLICES, slices, all) - begin) {}
+    __device__ __forceinline__ int stages() const { return (steps + 1) / 2; }
+    __device__ __forceinline__ int slice_end(int slice) const {
+        return slice_begin(first + slice + 1, slices, all) - begin;
+    }
+};
+
+// DEPTH stages that one thread fills and BANDS warpgroups read, and two barriers for each. A stage: rows of w,
+// then of x.
+template <int N, int BANDS, int DEPTH>
+struct Ring {
+    static constexpr int W_BYTES = BANDS * 64 * ROW, STAGE = W_BYTES + N * ROW, STAGES = DEPTH * STAGE;
+    static constexpr int BARRIERS = DEPTH * 16, SIZE = N / 2;
+    u32 at, full, empty;
+
+    __device__ __forceinline__ Ring(u32 stages, u32 barriers)
+        : at(stages), full(barriers), empty(barriers + DEPTH * 8) {}
+    __device__ __forceinline__ void set_up() const {
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             barrier_init(full + d * 8, 1);
-            barrier_init(empty + d * 8, WARPS);
+            barrier_init(empty + d * 8, BANDS * 4);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        for (int d = 0; d < DEPTH && d < stages; ++d) copy_w(d);
     }
-    wait_for_predecessor();
-    if (threadIdx.x == 0)
-        for (int d = 0; d < DEPTH && d < stages; ++d) copy_x(d);
-    __syncthreads();  // the barriers are set up
+    __device__ __forceinline__ void copy_w(const TensorMap* map, int k, int row, int place) const {
+        barrier_expect(full + place * 8, STAGE);
+        copy_rows(at + place * STAGE, map, k, row, full + place * 8);
+    }
+    __device__ __forceinline__ void copy_x(const TensorMap* map, int k, int row, int place) const {
+        copy_rows(at + place * STAGE + W_BYTES, map, k, row, full + place * 8);
+    }
 
-    float sum[SIZE], kept[LEVELS][SIZE];
-    u32 w_at = base + (warp >> 2) * (64 * ROW), x_at = base + W_BYTES;
-    int step = 0, place = 0, parity = 0;
-    // The compiler lets products overlap only where nothing else touches their sums: a loop for every slice.
+    // All stages but the w of the first EARLY.
+    __device__ __forceinline__ void fill(const TensorMap* w_map, const TensorMap* x_map, const Part& part,
+                                         int o_0, int row_0) const {
+        int stages = part.stages(), place = 0, parity = 1;
 #pragma unroll 1
-    for (int slice = 0; slice < OWN; ++slice) {
-        int slice_end = slice_begin(first + slice + 1, SLICES, all) - begin;
-#pragma unroll
-        for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;
-#pragma unroll 1
-        for (; step < slice_end; ++step) {
-            int stage = step / 2, half = step & 1;
-            if (half == 0) barrier_wait(full + place * 8, parity);
-            u32 at = place * STAGE + half * 64;
-            open_products();
-            multiply(sum, matrix_at(w_at + at), matrix_at(x_at + at));
-            multiply(sum, matrix_at(w_at + at + 32), matrix_at(x_at + at + 32));
-            close_products();
-            wait_for_products<1>();  // those of the step before are finished
-            if (half == 0 && stage > 0) {
-                u32 left = empty + (place ? place - 1 : DEPTH - 1) * 8;
-                if (lane == 0) barrier_arrive(left);
-                int next = stage - 1 + DEPTH;  // takes the place of the stage before, once all have left it
-                if (threadIdx.x == 0 && next < stages) {
-                    barrier_wait(left, ((stage - 1) / DEPTH) & 1);
-                    copy_w(next);
-                    copy_x(next);
-                }
-                __syncwarp();
-            }
-            if (half && ++place == DEPTH) {
+        for (int stage = 0; stage < stages; ++stage) {
+            int k = (part.begin + 2 * stage) * STEP;
+            if (stage >= DEPTH) barrier_wait(empty + place * 8, parity);
+            if (stage >= EARLY) copy_w(w_map, k, o_0, place);
+            copy_x(x_map, k, row_0, place);
+            if (++place == DEPTH) {
                 place = 0;
                 parity ^= 1;
             }
         }
-        wait_for_products<0>();
-#pragma unroll
-        for (int e = 0; e < SIZE; ++e) asm volatile("" : "+f"(sum[e]));  // not before they are finished
-        join<LEVELS>(sum, kept, slice);
     }
 
-    int tile_rows = (int)min(counted - row_0, (i64)N);
-    bf16* to = y + row_0 * y_stride;
-    __syncthreads();  // the stages are free
-    float4* sums = reinterpret_cast<float4*>(memory) + lane;  // [tile of x][warp][lane]
+    // The tree's sums of a part, of 64 rows of w. The compiler lets products overlap only in a loop that ends
+    // before anything else touches their sums: one of whole stages for every slice, which may begin and end in
+    // the middle of a stage.
+    __device__ __forceinline__ void sum(float (&sum)[SIZE], const Part& part, int band) const {
+        u64 w = matrix_at(at + band * (64 * ROW)), x = matrix_at(at + W_BYTES);
+        u32 chunk = 0;
+        int step = 0, place = 0, parity = 0;
+        auto multiply_half = [&](u32 from) {
+            multiply(sum, further(w, chunk + from), further(x, chunk + from));
+            multiply(sum, further(w, chunk + from + 2), further(x, chunk + from + 2));
+        };
+        auto leave_previous = [&] {
+            int previous = place ? place - 1 : DEPTH - 1;
+            if (step > 1 && (threadIdx.x & 31) == 0) barrier_arrive(empty + previous * 8);
+        };
+        auto go_on = [&] {
+            chunk += STAGE / 16;
+            if (++place == DEPTH) {
+                chunk = 0;
+                place = 0;
+                parity ^= 1;
+            }
+        };
+        float even[SIZE], first_two[SIZE];
+#pragma unroll 1
+        for (int slice = 0; slice < OWN_SLICES; ++slice) {
+            int end = part.slice_end(slice);
 #pragma unroll
-    for (int t = 0; t < TILES; ++t)
-        sums[(t * WARPS + warp) * 32] = make_float4(sum[4 * t], sum[4 * t + 1], sum[4 * t + 2], sum[4 * t + 3]);
-    cluster_barrier();  // every block's sums are there
-    constexpr int EACH = (ITEMS + WARPS * PARTS - 1) / (WARPS * PARTS);
-    int items = (tile_rows + 7) / 8 * WARPS, item = warp * PARTS + part;
-    float4 totals[EACH];
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {  // without a branch: all reads are under way at once
-        int its = max(min(item + e * WARPS * PARTS, items - 1), 0);
-        totals[e] = total_of_blocks<PARTS>(shared_address(sums + its * 32));
+            for (int e = 0; e < SIZE; ++e) sum[e] = 0.f;
+            if (step < end && step & 1) {
+                open_products();
+                multiply_half(4);
+                close_products();
+                finish(sum);
+                go_on();
+                ++step;
+            }
+#pragma unroll 1
+            for (; step + 1 < end; step += 2) {
+                barrier_wait(full + place * 8, parity);
+                open_products();
+                multiply_half(0);
+                multiply_half(4);
+                close_products();
+                wait_for_products<1>();  // those of the stage before are finished
+                leave_previous();
+                go_on();
+            }
+            finish(sum);
+            if (step < end) {
+                barrier_wait(full + place * 8, parity);
+                open_products();
+                multiply_half(0);
+                close_products();
+                finish(sum);
+                leave_previous();
+                ++step;
+            }
+            join(sum, even, first_two, slice);
+        }
     }
+};
+
+// Sums change hands. Each of SOURCES has a part of i, and adds up the tiles of 8 rows of x whose number is its
+// own modulo SOURCES; of the others it gives its sums away. As a + b is b + a, the tree of s, s ^ 1, s ^ 2 ..
+// has the bits of that of the sources 0, 1, 2 ..
+//
+// In a source's place, in fours: [tile of its own][other source, by ^][warp][lane].
+template <int N, int WARPS, int SOURCES>
+struct Exchange {
+    static constexpr int TILES = N / 8, OWN = (TILES + SOURCES - 1) / SOURCES;
+    static constexpr int BYTES = OWN * (SOURCES - 1) * WARPS * 512;  // of a place
+    typedef float Sums[N / 2];
+    u32 mine;  // this lane's fours
+
+    __device__ __forceinline__ explicit Exchange(int warp) : mine((warp * 32 + (threadIdx.x & 31)) * 16) {}
+    __device__ __forceinline__ u32 at(int own_tile, int other) const {
+        return mine + (own_tile * (SOURCES - 1) + other - 1) * (WARPS * 512);
+    }
+    static __device__ __forceinline__ float4 tile_of(const Sums& sum, int tile) {
+        return make_float4(sum[4 * tile], sum[4 * tile + 1], sum[4 * tile + 2], sum[4 * tile + 3]);
+    }
+    // What `source` is given: of a tile, lanes (g, t) whose rows 2t or 2t + 1 of x are there.
+    static __device__ __forceinline__ int bytes(int source, int rows) {
+        int lanes = 0;
 #pragma unroll
-    for (int e = 0; e < EACH; ++e, item += WARPS * PARTS)
-        if (item < items)
-            put_tile(to, y_stride, totals[e], item / WARPS * 8, tile_rows, o_0 + item % WARPS * 16, o);
-    cluster_barrier();  // no block leaves while another reads its shared memory
+        for (int tile = 0; tile < TILES; ++tile)
+            if (tile % SOURCES == source) lanes += 8 * max(0, min(4, (rows - 8 * tile + 1) / 2));
+        return lanes * 16 * WARPS * (SOURCES - 1);
+    }
+    // put(source, offset in its place, sums)
+    template <typename Put>
+    __device__ __forceinline__ void give(const Sums& sum, int source, int rows, const Put& put) const {
+        int row = 2 * (threadIdx.x & 3);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            int owner = tile % SOURCES;
+            if (owner != source && 8 * tile + row < rows)
+                put(owner, at(tile / SOURCES, source ^ owner), tile_of(sum, tile));
+        }
+    }
+    // put(tile, sums)
+    template <typename Put>
+    __device__ __forceinline__ void add_up(const Sums& sum, int source, int rows, const unsigned char* place,
+                                           const Put& put) const {
+        float4 total[OWN];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+            if (tile % SOURCES == source) total[tile / SOURCES] = tile_of(sum, tile);
+#pragma unroll
+        for (int t = 0; t < OWN; ++t) {  // before the first is put: all reads are under way at once
+            float4 v[SOURCES] = {total[t]};
+#pragma unroll
+            for (int other = 1; other < SOURCES; ++other)
+                v[other] = *reinterpret_cast<const float4*>(place + at(t, other));
+            total[t] = tree_sum(v);
+        }
+#pragma unroll
+        for (int t = 0; t < OWN; ++t)
+            if (8 * (t * SOURCES + source) < rows) put(t * SOURCES + source, total[t]);
+    }
+};
+
+template <int N, int BANDS, int SLICES, int PARTS, int DEPTH>
+__device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const TensorMap* x_map, bf16* y,
+                                             const i64* count, int n, int o, int i, i64 y_stride) {
+    constexpr int SOURCES = SLICES / OWN_SLICES, SIDES = SOURCES / PARTS, WARPS = 4 * BANDS;
+    static_assert(PARTS == 1 || SIDES == 1, "sums stay in a block, or each block has one side");
+    typedef Ring<N, BANDS, DEPTH> Stages;
+    typedef Exchange<N, WARPS, SOURCES> Sums;
+    constexpr int PLACES = (SIDES * Sums::BYTES + 1023) / 1024 * 1024;
+    let_successor_start();
+    i64 row_0 = (i64)blockIdx.z * N;
+    if (row_0 > 0 && row_0 >= rows_that_count(count, n)) {  // so does the whole cluster
+        wait_for_predecessor();
+        return;
+    }
+    int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
+    bool fills = warp >= SIDES * WARPS;
+    int side = fills ? warp - SIDES * WARPS : warp / WARPS, source = PARTS > 1 ? blockIdx.y : side;
+    int o_0 = blockIdx.x * (64 * BANDS);
+    Part part(source * OWN_SLICES, SLICES, i);
+    u32 base = shared_address(memory), barriers = base + PLACES + SIDES * Stages::STAGES;
+    u32 given = barriers + SIDES * Stages::BARRIERS;
+    Stages ring(base + PLACES + side * Stages::STAGES, barriers + side * Stages::BARRIERS);
+    if (fills && lane == 0) {
+        ring.set_up();
+        if (PARTS > 1) barrier_init(given, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int d = 0; d < EARLY && d < part.stages(); ++d)
+            ring.copy_w(w_map, (part.begin + 2 * d) * STEP, o_0, d);
+    }
+    __syncwarp();
+    if (PARTS > 1) cluster_arrive();
+    __syncthreads();  // the block's barriers are set up
+
+    Asked asked = ask_for_count(count, n);
+    float sum[N / 2];
+    if (fills) {
+        wait_for_predecessor();
+        if (lane == 0) ring.fill(w_map, x_map, part, o_0, (int)row_0);
+        __syncwarp();
+    } else {
+        ring.sum(sum, part, warp / 4 % BANDS);
+    }
+    int rows = (int)min(rows_that_count(asked) - row_0, (i64)N);
+
+    Sums sums(warp % WARPS);
+    if (PARTS > 1) {
+        cluster_wait();  // so are those of the cluster's blocks
+        if (threadIdx.x == 0) barrier_expect(given, Sums::bytes(source, rows));
+        if (!fills)
+            sums.give(sum, source, rows, [&](int to, u32 at, float4 v) {
+                send(in_block(base + at, to), v, in_block(given, to));
+            });
+    } else {
+        if (!fills)
+            sums.give(sum, source, rows, [&](int to, u32 at, float4 v) {
+                *reinterpret_cast<float4*>(memory + to * Sums::BYTES + at) = v;
+            });
+        __syncthreads();
+    }
+    if (fills) return;
+    if (PARTS > 1) barrier_wait(given, 0);
+    bf16* to = y + row_0 * y_stride;
+    sums.add_up(sum, source, rows, memory + (PARTS > 1 ? 0 : side * Sums::BYTES), [&](int tile, float4 v) {
+        put_tile_turned(to, y_stride, v, 8 * tile, rows, o_0 + warp % WARPS * 16, o);
+    });
 }
 
 }  // namespace
 
-// name: rows of x, warpgroups, slices, blocks that have them
-#define LINEAR_WGMMA(N, WARPGROUPS, SLICES, PARTS, DEPTH)                                              \
-    extern "C" __global__ void __cluster_dims__(1, PARTS, 1) __launch_bounds__(128 * WARPGROUPS, 1)    \
-        linear_wgmma_##N##_##WARPGROUPS##_##SLICES##_##PARTS(                                          \
-            const __grid_constant__ TensorMap w_map, /* [o][i], boxes of 64 WARPGROUPS by 64 */        \
-            const __grid_constant__ TensorMap x_map, /* [n][i], boxes of N by 64 */                    \
-            bf16* y,                                 /* [n][y_stride], o used */                       \
-            const i64* count,                        /* [1], or null: all */                           \
-            int n, int o, int i, i64 y_stride) {                                                       \
-        linear_wgmma<N, WARPGROUPS, SLICES, PARTS, DEPTH>(&w_map, &x_map, y, count, n, o, i, y_stride); \
+// name: rows of x, bands, slices, blocks that have them; and stages
+#define LINEAR_WGMMA(N, BANDS, SLICES, PARTS, DEPTH)                                                   \
+    extern "C" __global__ void __cluster_dims__(1, PARTS, 1)                                           \
+        __launch_bounds__(SLICES / 4 / PARTS * (128 * BANDS + 32), 1)                                  \
+            linear_wgmma_##N##_##BANDS##_##SLICES##_##PARTS(                                           \
+                const __grid_constant__ TensorMap w_map, /* [o][i], boxes of 64 BANDS by 64 */         \
+                const __grid_constant__ TensorMap x_map, /* [n][i], boxes of N by 64 */                \
+                bf16* y,                                 /* [n][y_stride], o used */                   \
+                const i64* count,                        /* [1], or null: all */                       \
+                int n, int o, int i, i64 y_stride) {                                                   \
+        linear_wgmma<N, BANDS, SLICES, PARTS, DEPTH>(&w_map, &x_map, y, count, n, o, i, y_stride);     \
     }
-LINEAR_WGMMA(40, 1, 16, 8, 6)
-LINEAR_WGMMA(72, 1, 16, 8, 6)
-LINEAR_WGMMA(40, 2, 16, 8, 4)
-LINEAR_WGMMA(72, 2, 16, 8, 4)
-LINEAR_WGMMA(40, 1, 8, 2, 6)
-LINEAR_WGMMA(72, 1, 8, 2, 6)
+LINEAR_WGMMA(40, 1, 16, 4, 8)
+LINEAR_WGMMA(72, 1, 16, 4, 8)
+LINEAR_WGMMA(40, 2, 16, 4, 7)
+LINEAR_WGMMA(72, 2, 16, 4, 7)
+LINEAR_WGMMA(40, 1, 8, 2, 8)
+LINEAR_WGMMA(72, 1, 8, 2, 8)
+LINEAR_WGMMA(40, 1, 8, 1, 5)
+LINEAR_WGMMA(72, 1, 8, 1, 5)
 
 #endif

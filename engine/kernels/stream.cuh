@@ -24,7 +24,7 @@ extern __shared__ __align__(128) unsigned char memory[];
 // number of rows: the bits of a result are the same.
 __device__ __forceinline__ int n_steps(int i) { return (i + STEP - 1) / STEP; }
 __device__ __forceinline__ int slice_begin(int slice, int slices, int steps) {
-    return (int)((i64)slice * steps / slices);
+    return (int)((u32)slice * (u32)steps / (u32)slices);  // at most 16 times 2^26
 }
 
 __device__ __forceinline__ float sigmoid(float x) {
@@ -37,6 +37,23 @@ __device__ __forceinline__ i64 rows_that_count(const i64* count, int n) {
     if (!count) return n;
     i64 rows = *count;
     return rows < n ? rows : n;
+}
+
+// The same in two, so that nothing waits for the number before it is needed.
+struct Asked {
+    i64 rows;
+    int n;
+};
+__device__ __forceinline__ Asked ask_for_count(const i64* count, int n) {
+    Asked asked = {n, n};
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u64 p, %1, 0;\n\t@p ld.global.b64 %0, [%1];\n\t}"
+                 : "+l"(asked.rows)
+                 : "l"(count));
+    return asked;
+}
+__device__ __forceinline__ i64 rows_that_count(Asked asked) {
+    asm volatile("" : "+l"(asked.rows));  // else the compiler compares at once
+    return asked.rows < asked.n ? asked.rows : asked.n;
 }
 
 // 16 bytes to shared memory, or 16 zero bytes.

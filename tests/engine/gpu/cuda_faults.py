@@ -240,15 +240,22 @@ FAULTS: dict[str, CudaFault] = {
     "hopper_every_block_adds_up_the_first_share": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear_wgmma",
-        "item = warp * PARTS + part;",
-        "item = warp * PARTS;",
+        "if (8 * (t * SOURCES + source) < rows) put(t * SOURCES + source, total[t]);",
+        "if (8 * (t * SOURCES) < rows) put(t * SOURCES, total[t]);",
+        fast=True,
+    ),
+    "hopper_one_block_gives_for_all": CudaFault(
+        frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
+        "linear_wgmma",
+        "(place + at(t, other));",
+        "(place + at(t, 1));",
         fast=True,
     ),
     "hopper_half_of_a_step_twice": CudaFault(
         frozenset({"q_nope", "q_pe", "c_kv", "k_pe"}),
         "linear_wgmma",
-        "matrix_at(w_at + at + 32), matrix_at(x_at + at + 32)",
-        "matrix_at(w_at + at), matrix_at(x_at + at)",
+        "further(w, chunk + from + 2), further(x, chunk + from + 2)",
+        "further(w, chunk + from), further(x, chunk + from)",
         fast=True,
     ),
     "counter_of_the_router_is_not_reset": CudaFault(

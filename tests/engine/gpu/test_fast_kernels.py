@@ -62,7 +62,7 @@ def test_the_wide_model_runs_them(
 
     assert {
         *("linear_stream_16_8", "linear_stream_16_24"),
-        *(f"linear_wgmma_{rows}_1_16_8" for rows in (40, 72) if hopper),
+        *(f"linear_wgmma_{rows}_1_16_4" for rows in (40, 72) if hopper),
         *(f"linear_wide_{rows}_16" for rows in (40, 65) if not hopper),
         *("latent_query_8", "latent_query_24", "latent_query_65"),
         *("linear_heads_8", "linear_heads_24", "linear_heads_65"),
