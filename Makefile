@@ -85,6 +85,8 @@ _run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
 	$(TEST_ADAPTERS)
 	@echo "llamacpp: passed, $(elapsed) in all"
 
+# Without bytecode each of the processes that the tests start compiles some hundred modules anew.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
 	KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
 
