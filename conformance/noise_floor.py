@@ -66,9 +66,9 @@ class NoiseFloor:
             self._weights = make_engine(arithmetic="fast").load((self.config, self.tensors)).weights
         return self._weights
 
-    def case(self, case: GoldenCase, measured: Measured | None = None) -> CaseNoise:
-        """measured: what is known already of the same case, at the same profile."""
-        return CaseNoise(self, case, measured)
+    def case(self, case: GoldenCase, known: Mapping[str, PointNoise] | None = None) -> CaseNoise:
+        """known: all points of the same case at the same profile, where they were measured."""
+        return CaseNoise(self, case, known)
 
 
 def _member(
@@ -95,23 +95,19 @@ class PointNoise:
         return row_bound(expected, self.noise[stage.name, layer], stage.row_axes, unit)
 
 
-@dataclass(slots=True)
-class Measured:
-    """How far a case has been measured: its points so far, and the members that lived them."""
-
-    points: dict[str, PointNoise] = field(default_factory=dict)
-    sessions: list[tuple[NoisyArithmetic, Session]] = field(default_factory=list)
-
-
 class CaseNoise:
     """Bounds of a case, point by point, in the order of the case; asked again, remembered."""
 
     def __init__(
-        self, floor: NoiseFloor, case: GoldenCase, measured: Measured | None = None
+        self,
+        floor: NoiseFloor,
+        case: GoldenCase,
+        known: Mapping[str, PointNoise] | None = None,
     ) -> None:
         self._floor = floor
         self._case = case
-        self._measured = Measured() if measured is None else measured
+        self._sessions: list[tuple[NoisyArithmetic, Session]] = []
+        self._points: dict[str, PointNoise] = {**(known or {})}
         self._truths: dict[bool, AlternativeTruth] = {}
 
     def alternatives(self, *, traced: bool) -> AlternativeTruth:
@@ -124,26 +120,29 @@ class CaseNoise:
         return self._truths[traced]
 
     def point(self, point: str) -> PointNoise:
-        points = self._measured.points
         for earlier in self._case.inputs.points():
-            if earlier not in points:
-                points[earlier] = self._run(earlier)
+            if earlier not in self._points:
+                self._points[earlier] = self._run(earlier)
             if earlier == point:
                 break
-        return points[point]
+        return self._points[point]
+
+    def points(self) -> Mapping[str, PointNoise]:
+        """Every point, measured to the end of the case."""
+        self.point(self._case.inputs.points()[-1])
+        return self._points
 
     def _run(self, point: str) -> PointNoise:
         inputs, expectation = self._case.inputs, self._case.expectation(point)
-        sessions = self._measured.sessions
-        if not sessions:
-            sessions += [
+        if not self._sessions:
+            self._sessions = [
                 (arithmetic, model.open(max_len=inputs.max_len))
                 for arithmetic, model in self._floor.members()
             ]
         i = int(point.removeprefix("chunk").removeprefix("round"))
         tokens = inputs.chunks[i] if point.startswith("chunk") else inputs.rounds[i].tree.tokens
         noise: dict[Key, Rows] = {}
-        for arithmetic, session in sessions:
+        for arithmetic, session in self._sessions:
             shown = _shown(self._floor.config, arithmetic, session, tokens, expectation)
             for key, distance in _distances(self._floor.config, expectation, shown):
                 noise[key] = np.maximum(distance, noise[key]) if key in noise else distance

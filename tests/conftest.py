@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import settings
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
-from kdtr.conformance.noise_floor import CaseNoise, Measured, NoiseFloor
+from kdtr.conformance.noise_floor import CaseNoise, NoiseFloor, PointNoise
 from kdtr.contract import NumericProfile
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 
 
-_Cases = defaultdict[str, Measured]  # by alias
+_Cases = dict[str, Mapping[str, PointNoise]]  # by alias, point by point
 
 
 class _SharedFloor(NoiseFloor):
@@ -31,8 +31,11 @@ class _SharedFloor(NoiseFloor):
         super().__init__(floor.config, floor.tensors, floor.profile)
         self._cases = cases
 
-    def case(self, case: GoldenCase, measured: Measured | None = None) -> CaseNoise:
-        return super().case(case, measured or self._cases[case.inputs.alias])
+    def case(self, case: GoldenCase, known: Mapping[str, PointNoise] | None = None) -> CaseNoise:
+        alias = case.inputs.alias
+        if alias not in self._cases:
+            self._cases[alias] = super().case(case).points()
+        return super().case(case, known or self._cases[alias])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,9 +44,7 @@ def noise_is_measured_once() -> Iterator[None]:
     but the bundle's bytes and the engine's profile goes into them. What an engine is told of other
     choices of experts is not kept: its search may cost so much and no more."""
     of_bundle = NoiseFloor.of_bundle
-    known: defaultdict[tuple[str, NumericProfile], _Cases] = defaultdict(
-        lambda: defaultdict(Measured)
-    )
+    known: defaultdict[tuple[str, NumericProfile], _Cases] = defaultdict(dict)
 
     def shared(bundle: GoldenBundle, profile: NumericProfile) -> NoiseFloor:
         sha256 = hashlib.sha256(bundle.path.read_bytes()).hexdigest()
