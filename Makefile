@@ -85,8 +85,9 @@ _run-llamacpp: $(VENV)/ready-llamacpp $(TINY)
 	$(TEST_ADAPTERS)
 	@echo "llamacpp: passed, $(elapsed) in all"
 
+# Without bytecode each of the processes that the tests start compiles some hundred modules anew.
 test: $(VENV)/ready-test ## run the tests, the laws in brief, and the doctests
-	KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
+	PYTHONDONTWRITEBYTECODE= KDTR_HYPOTHESIS_PROFILE=brief $(PYTEST) -rs -n $(WORKERS) --dist loadfile $(ARGS)
 
 properties: $(VENV)/ready-test ## run the laws alone, on every engine that ships here (profile ci)
 	KDTR_HYPOTHESIS_PROFILE=ci $(PYTEST) property_tests -n $(WORKERS) --dist worksteal $(ARGS)

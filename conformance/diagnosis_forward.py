@@ -17,7 +17,9 @@ from kdtr.contract import SIGMOID, ModelConfig
 
 Array = np.ndarray
 Weight = Callable[[str], Array]
-_SMALL = 10**7  # multiplications
+# Multiplications. OpenBLAS takes a second thread for a matrix product of more, for a row of more.
+_UNTHREADED, _UNTHREADED_ROW = 2**18, 9_000
+_SMALL = 10**7
 
 
 def mscale(factor: float, m: float) -> float:
@@ -68,11 +70,18 @@ def rms_norm(kind: str, x: Array, weight: Array, eps: float) -> Array:
 def times(x: Array, weight: Array) -> Array:
     """x [n, m] through weight [o, m], to [n, o].
 
-    A small product goes without BLAS, whose threads cost more than they bring where they wait.
+    A small product goes without the threads of BLAS, which cost more than they bring where they
+    wait: in parts that are too small for them.
     """
-    if len(x) * weight.size <= _SMALL:
+    n_products = len(x) * weight.size
+    if n_products <= _UNTHREADED_ROW or n_products > _SMALL:
+        return x @ weight.T
+    if len(x) == 1:
         return np.einsum("nm,om->no", x, weight)
-    return x @ weight.T
+    n_parts = ceil(n_products / _UNTHREADED)
+    if n_parts == 1:
+        return x @ weight.T
+    return np.concatenate([x @ part.T for part in np.array_split(weight, n_parts)], axis=1)
 
 
 def sigmoid(x: Array) -> Array:

@@ -45,7 +45,7 @@ class NoiseFloor:
     ) -> None:
         self.config = config
         self.profile = profile
-        self._source = (config, weights)
+        self.tensors = weights
         self._members: list[tuple[NoisyArithmetic, ReferenceModel]] = []
         self._weights: ModelWeights | None = None
 
@@ -63,11 +63,12 @@ class NoiseFloor:
     def weights(self) -> ModelWeights:
         """The truth's, as they were given."""
         if self._weights is None:
-            self._weights = make_engine(arithmetic="fast").load(self._source).weights
+            self._weights = make_engine(arithmetic="fast").load((self.config, self.tensors)).weights
         return self._weights
 
-    def case(self, case: GoldenCase) -> CaseNoise:
-        return CaseNoise(self, case)
+    def case(self, case: GoldenCase, known: Mapping[str, PointNoise] | None = None) -> CaseNoise:
+        """known: all points of the same case at the same profile, where they were measured."""
+        return CaseNoise(self, case, known)
 
 
 def _member(
@@ -97,11 +98,16 @@ class PointNoise:
 class CaseNoise:
     """Bounds of a case, point by point, in the order of the case; asked again, remembered."""
 
-    def __init__(self, floor: NoiseFloor, case: GoldenCase) -> None:
+    def __init__(
+        self,
+        floor: NoiseFloor,
+        case: GoldenCase,
+        known: Mapping[str, PointNoise] | None = None,
+    ) -> None:
         self._floor = floor
         self._case = case
         self._sessions: list[tuple[NoisyArithmetic, Session]] = []
-        self._points: dict[str, PointNoise] = {}
+        self._points: dict[str, PointNoise] = {**(known or {})}
         self._truths: dict[bool, AlternativeTruth] = {}
 
     def alternatives(self, *, traced: bool) -> AlternativeTruth:
@@ -120,6 +126,11 @@ class CaseNoise:
             if earlier == point:
                 break
         return self._points[point]
+
+    def points(self) -> Mapping[str, PointNoise]:
+        """Every point, measured to the end of the case."""
+        self.point(self._case.inputs.points()[-1])
+        return self._points
 
     def _run(self, point: str) -> PointNoise:
         inputs, expectation = self._case.inputs, self._case.expectation(point)

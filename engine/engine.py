@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import metadata
 
 from kdtr.contract import (
@@ -155,6 +156,7 @@ def _one_of(option: str, value: object, allowed: tuple[str, ...]) -> None:
         raise EngineError(f"{option} = {value!r}; expected {', '.join(others)} or {last}")
 
 
+@cache  # it reads and parses a file, and `info` is asked for again and again
 def _version() -> str:
     try:
         return metadata.version("kdtr")

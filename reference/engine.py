@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import lru_cache
 from importlib.metadata import version
 from operator import index
 from weakref import WeakSet
@@ -112,7 +113,7 @@ class ReferenceEngine:
         stored = dict.fromkeys(("weights", "activations", "latents", "scores", "logits"), storage)
         return EngineInfo(
             name=f"reference ({self._arithmetic.name}, {self._cache})",
-            version=version("kdtr"),
+            version=_version(),
             device="cpu",
             profile=NumericProfile(
                 **stored,
@@ -128,6 +129,11 @@ class ReferenceEngine:
         model = open_model(source)
         weights = read_weights(model.config, model.tensors, model.shapes)
         return ReferenceModel(self._arithmetic, _CACHES[self._cache], model.config, weights)
+
+
+@lru_cache  # it reads and parses a file, and `info` is asked for again and again
+def _version() -> str:
+    return version("kdtr")
 
 
 def _memory_bytes() -> float:

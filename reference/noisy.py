@@ -13,6 +13,7 @@ what another choice would make of it.
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
@@ -141,23 +142,22 @@ class NoisyArithmetic:
 
         "nm,mo->no": x @ y; "hc,tc->ht": x @ y.T; "nhd,hdc->nhc": one product per head.
         """
-        left, right = spec.partition("->")[0].split(",")
-        summed = next(a for a in left if a in right and a not in spec.partition("->")[2])
-        x = np.take(x, self._order(x.shape[left.index(summed)]), axis=left.index(summed))
+        of_x, of_y, y_is_transposed = _summed_axes(spec)
+        x = x.take(self._order(x.shape[of_x]), axis=of_x)
         if spec in _SCORES or spec == _PROBABILITIES:
-            y = self._reordered(y, right.index(summed))
+            y = self._reordered(y, of_y)
         else:  # weights: the same array in every forward
             if id(y) not in self._reordered_weights:
-                self._reordered_weights[id(y)] = self._reordered(y, right.index(summed))
+                self._reordered_weights[id(y)] = self._reordered(y, of_y)
             y = self._reordered_weights[id(y)]
-        if right.index(summed) == len(right) - 1:  # [.., c] times [t, c]
-            y = np.swapaxes(y, -1, -2)
-        if len(left) == 3:  # the middle letter is the batch
-            return np.asarray(np.swapaxes(np.swapaxes(x, 0, 1) @ y, 0, 1))
+        if y_is_transposed:  # [.., c] times [t, c]
+            y = y.swapaxes(-1, -2)
+        if x.ndim == 3:  # the middle letter is the batch
+            return np.asarray((x.swapaxes(0, 1) @ y).swapaxes(0, 1))
         return np.asarray(x @ y)
 
     def _reordered(self, y: np.ndarray, axis: int) -> np.ndarray:
-        return np.take(y, self._order(y.shape[axis]), axis=axis).astype(self._work, copy=False)
+        return y.take(self._order(y.shape[axis]), axis=axis).astype(self._work, copy=False)
 
     def _order(self, n: int) -> np.ndarray:
         """The order of the terms of a sum of n: the same whenever n terms are summed."""
@@ -179,8 +179,11 @@ class NoisyArithmetic:
 
     def _as(self, x: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
         """Rounded to the dtype, in the arrays in which it is multiplied."""
+        x = np.asarray(x)
+        if x.dtype == dtype == self._work:
+            return x
         with np.errstate(over="ignore"):  # float16 ends at 65504, honestly
-            return np.asarray(x).astype(dtype, copy=False).astype(self._work, copy=False)
+            return x.astype(dtype, copy=False).astype(self._work, copy=False)
 
     def _rounded_tree(self, node: Any, name: str = "") -> Any:
         if isinstance(node, np.ndarray):
@@ -193,6 +196,15 @@ class NoisyArithmetic:
                 **{f.name: self._rounded_tree(getattr(node, f.name), f.name) for f in fields(node)},
             )
         return node
+
+
+@cache
+def _summed_axes(spec: str) -> tuple[int, int, bool]:
+    """The axis of each operand that is summed over, and whether the second's is its last."""
+    operands, out = spec.split("->")
+    left, right = operands.split(",")
+    summed = next(letter for letter in left if letter in right and letter not in out)
+    return left.index(summed), right.index(summed), right.endswith(summed)
 
 
 def _turned(x: np.ndarray, error: np.ndarray) -> np.ndarray:

@@ -271,10 +271,11 @@ def arrows(root: Path) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
     for file in _sources(root):
         room = file.relative_to(root).parts[0]
+        if room not in ROOMS:
+            continue
         modules = [found_import.module.split(".") for found_import in imports_of(root, file)]
         others = {parts[1] for parts in modules if parts[0] == "kdtr" and len(parts) > 1}
-        if room in ROOMS:
-            found[room] |= (others & set(ROOMS)) - {room}
+        found[room] |= (others & set(ROOMS)) - {room}
     return found
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kdtr.engine import cuda_linear
-from kdtr.engine.cuda_hopper import ARCHITECTURE
 
 SIZES = (8, 1_024, 1_536, 1_544, 4_095, 4_096, 7_168, 129_280)  # rows of weights
 
@@ -82,13 +81,3 @@ def test_every_kernel_of_projections_fits_some_weights() -> None:
 def test_rows_that_are_not_whole_chunks_take_the_general_kernel() -> None:
     for odd in (matrix(65, 33), matrix(65, 64, itemsize=4)):
         assert "linear_any" == cuda_linear.plan(odd, matrix(100, odd.shape[1]), hopper=True)
-
-
-def test_what_may_be_chosen_is_compiled() -> None:
-    pytest.importorskip("cupy", reason="NVRTC is called through CuPy: pip install 'kdtr[compile]'")
-    from kdtr.engine.cuda_compile import compiled
-
-    there = {kernel.kernel for kernel in compiled("linear", "bfloat16", "sm_90")}
-    there |= {kernel.kernel for kernel in compiled("linear_wgmma", "bfloat16", ARCHITECTURE)}
-
-    assert set(cuda_linear.SHARED_BYTES) <= there

@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from kdtr.engine import cuda_hopper, cuda_linear
 from kdtr.engine.cuda_compile import (
     ARCHITECTURES,
     MAX_FRAME_BYTES,
@@ -52,6 +53,15 @@ def test_dynamic_shared_memory_is_that_of_kernels() -> None:
     }
 
     assert set(_BYTES) <= kernels
+
+
+def test_every_kernel_that_a_projection_may_choose_is_compiled() -> None:
+    there = {kernel.kernel for kernel in compiled("linear", "bfloat16", "sm_90")}
+    there |= {
+        kernel.kernel for kernel in compiled("linear_wgmma", "bfloat16", cuda_hopper.ARCHITECTURE)
+    }
+
+    assert set(cuda_linear.SHARED_BYTES) <= there
 
 
 def test_shared_memory_of_hopper_is_too_much_elsewhere() -> None:
