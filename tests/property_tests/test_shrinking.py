@@ -24,8 +24,10 @@ MINIMA = {
 def test_hypothesis_shrinks_to_the_first_size_at_which_the_fault_shows(fault: str) -> None:
     found = find(fault)
 
-    assert MINIMA[fault] == found.enumerated.minimum
-    assert [MINIMA[fault]] * SEEDS == found.sizes
+    assert MINIMA[fault] == found.enumerated.minimum, found.enumerated.raised
+    assert [MINIMA[fault]] * SEEDS == found.sizes, [
+        failed and failed[1] for failed in found.failures
+    ]
 
 
 def test_descending_compaction_needs_one_tree() -> None:

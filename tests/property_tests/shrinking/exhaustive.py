@@ -59,12 +59,14 @@ class Enumerated:
     shown     scenes of this size in which the fault shows
     hidden    the others of this size
     smallest  the first of these
+    raised    what the law raised for it
     """
 
     held: Counter[Size] = field(default_factory=Counter)
     shown: int = 0
     hidden: int = 0
     smallest: Example | None = None
+    raised: BaseException | None = None
 
     @property
     def minimum(self) -> Size:
@@ -78,11 +80,11 @@ def enumerate_scenes(law: str, subject: Any) -> Enumerated:
     scenes = sorted(SCENES[law](), key=lambda scene: scene[0])
     for full, group in itertools.groupby(scenes, key=lambda scene: scene[0]):
         for _, values in group:
-            example = play(law, subject, values)
+            example, raised = play(law, subject, values)
             if example.verdict == "failed":
                 found.shown += 1
                 if found.smallest is None or size(example) < found.minimum:
-                    found.smallest = example
+                    found.smallest, found.raised = example, raised
             else:
                 assert size(example) == full, f"{law} played {size(example)} of {full}"
                 found.held[full] += 1
@@ -92,8 +94,8 @@ def enumerate_scenes(law: str, subject: Any) -> Enumerated:
     return found
 
 
-def play(law: str, subject: Any, values: Values) -> Example:
-    """One run of the law's body; the example says how it ended."""
+def play(law: str, subject: Any, values: Values) -> tuple[Example, BaseException | None]:
+    """One run of the law's body; the example says how it ended, and what was raised says why."""
     entry = laws()[law]
     handle: Any = entry.function
     body = getattr(handle.hypothesis.inner_test, "unwatched", handle.hypothesis.inner_test)
@@ -107,12 +109,13 @@ def play(law: str, subject: Any, values: Values) -> Example:
         mock.patch("kdtr.property_tests.judge.event"),
     ):
         ended: list[Example] = []
+        raised: BaseException | None = None
         try:
             with watching(law, ended.append):
                 body(**arguments)
-        except (Exception, UnsatisfiedAssumption):
-            pass
-    return ended[0]
+        except (Exception, UnsatisfiedAssumption) as error:
+            raised = error
+    return ended[0], raised
 
 
 # What there is

@@ -21,7 +21,7 @@ sys.path.append(str(ROOT / "tests" / "property_tests" / "engines"))
 from exhaustive import MAX_PROMPT, MODELS, TOKENS, Enumerated, enumerate_scenes  # noqa: E402
 from played_size import Size, largest_session, size  # noqa: E402
 from shrinking_faults import FAULTS  # noqa: E402
-from shrunk import shrunk, subject_of  # noqa: E402
+from shrunk import failure, subject_of  # noqa: E402
 
 from kdtr.contract import Acceptance, DraftTree, rule  # noqa: E402
 from kdtr.property_tests.trees import picture  # noqa: E402
@@ -90,7 +90,12 @@ class Found:
 
     fault: str
     enumerated: Enumerated
-    shrunk: tuple[Example | None, ...]  # by seed
+    failures: tuple[tuple[Example, BaseException] | None, ...]  # by seed
+
+    @property
+    def shrunk(self) -> list[Example | None]:
+        """By seed: the last example that failed, the smallest that Hypothesis finds from it."""
+        return [None if failed is None else failed[0] for failed in self.failures]
 
     @property
     def sizes(self) -> list[Size | None]:
@@ -100,8 +105,8 @@ class Found:
 @functools.cache
 def find(fault: str, seeds: int = SEEDS) -> Found:
     subject = subject_of(fault)
-    examples = tuple(shrunk(fault, subject, seed) for seed in range(seeds))
-    return Found(fault, enumerate_scenes(FAULTS[fault].law, subject), examples)
+    failures = tuple(failure(fault, subject, seed) for seed in range(seeds))
+    return Found(fault, enumerate_scenes(FAULTS[fault].law, subject), failures)
 
 
 def page(found: Sequence[Found]) -> str:

@@ -29,12 +29,6 @@ def subject_of(fault: str) -> Any:
     return one, load_subject(f"{fault}, twin", ENGINE, {"fault": fault, **entry.twin})
 
 
-def shrunk(fault: str, subject: Any, seed: int) -> Example | None:
-    """The last example that failed: the smallest that Hypothesis finds from this seed."""
-    failed = failure(fault, subject, seed)
-    return None if failed is None else failed[0]
-
-
 def failure(fault: str, subject: Any, seed: int) -> tuple[Example, BaseException] | None:
     """The shrunk example and the exception that Hypothesis lets through for it."""
     return failure_of(FAULTS[fault].law, subject, seed)
