@@ -38,7 +38,6 @@ _MMA_THREADS, _MERGE_THREADS = 128, 128
 MMA_SHARED_BYTES = {32: 96_432, 16: 81_072}
 # Of the plain kernel.
 _HEADS_PER_BLOCK, _CHUNK = 4, 32
-_WANTED_SPLITS, _MOST_CHUNKS = 64, 8
 _MOST_BLOCKS_Y = 65_535  # of a grid
 _MOST_PARTIAL_BYTES = 1 << 28
 
@@ -91,7 +90,7 @@ def verify_attn(
     visibility: DeviceVisibility,
     latent_len: int,
     scale: float,
-    split_size: int | None,
+    split_size: int,
     max_slots: int,
     scores: Array | None = None,
     *,
@@ -102,7 +101,7 @@ def verify_attn(
 
     plain, mma  entry points of verify_attn.cu and verify_attn_mma.cu, by name
     wgmma       those of verify_attn_wgmma.cu, where the device is a Hopper
-    split_size  slots a split, of the plain kernel, or None; the fast ones have their own choice
+    split_size  slots a split, of the plain kernel; the fast ones have their own choice
     max_slots   at least n_slots: the grid is made for it
     scores      [n, h, at least n_slots] float32 filled with -inf, or None
     cut         of the fast kernels, instead of `choose_cut`'s
@@ -123,7 +122,7 @@ def _verify_attn_plain(
     visibility: DeviceVisibility,
     c: int,
     scale: float,
-    split_size: int | None,
+    split_size: int,
     max_slots: int,
     scores: Array | None,
 ) -> Array:
@@ -131,7 +130,6 @@ def _verify_attn_plain(
 
     n, h, row_len = query.shape
     _check_operands(layer, query, visibility, scores)
-    split_size = split_size or plain_split_size(max_slots)
     splits = max(1, -(-max_slots // split_size))
     at_once = plain_rows_at_once(n, splits, h, c)
     top = cp.empty((splits, at_once, h), cp.float32)
@@ -163,15 +161,6 @@ def _verify_attn_plain(
             [top, norm, acc, visibility.count, visibility.n_slots, out, split_size, first, h, c],
         )
     return out
-
-
-def plain_split_size(max_slots: int) -> int:
-    """Slots a split of the plain kernel, where nobody has asked for a number.
-
-    A split's chunks follow one another, 4 us each on an H200, which a short sequence waits for; a
-    long one has more splits than the device has room for, and waits for their partial results.
-    """
-    return min(max(max_slots // _WANTED_SPLITS, _CHUNK), _MOST_CHUNKS * _CHUNK)
 
 
 def plain_rows_at_once(n: int, splits: int, h: int, c: int) -> int:

@@ -102,7 +102,7 @@ class LatentOperations(CudaDevice):
         q_pe: Array,
         visibility: Visibility,
         scale: float,
-        split_size: int | None,
+        split_size: int,
         scores: Array | None = None,
     ) -> Array:
         rows = self._bound()

@@ -34,7 +34,7 @@ def make_engine(
     summation: str = "blas",
     summation_seed: int = 0,
     page_size: int = 16,
-    split_size: int | None = None,
+    split_size: int = 64,
 ) -> TreeEngine:
     """An engine of this package that computes with NumPy.
 
@@ -43,8 +43,7 @@ def make_engine(
     summation       "blas", or "shuffled": the same sums in another order (`shuffled_kernels.py`)
     summation_seed  which order, when shuffled
     page_size       slots per page of the cache
-    split_size      slots per split of the attention, None: 64; the result depends on it by
-                    rounding only
+    split_size      slots per split of the attention; the result depends on it by rounding only
     Raises EngineError for an impossible option.
     """
     _at_least(page_size=(page_size, 1), split_size=(split_size, 1))
@@ -66,7 +65,7 @@ def make_cuda_engine(
     graphs: bool = True,
     guarded: bool = False,
     page_size: int = 64,
-    split_size: int | None = None,
+    split_size: int = 64,
 ) -> TreeEngine:
     """An engine of this package that computes with CUDA kernels, on the current device.
 
@@ -75,8 +74,7 @@ def make_cuda_engine(
     graphs      whether verify, decode and round are captured as CUDA graphs
     guarded     whether buffers lie between guard bands, checked after each run: for gates and hunts
     page_size   slots per page of the cache; the fast attention wants a multiple of 32
-    split_size  slots per split of the general attention, None: chosen by the cache's length, as
-                the fast one's always are
+    split_size  slots per split of the attention, where the fast one does not choose by itself
     Raises EngineError for an impossible option and for a kernel that does not compile;
     UnsupportedError without CuPy, without a device, and for a device that is too old.
     """
@@ -103,7 +101,7 @@ class TreeEngine:
     """
 
     def __init__(
-        self, kernels: KernelSet, *, variant: str = "", page_size: int, split_size: int | None
+        self, kernels: KernelSet, *, variant: str = "", page_size: int, split_size: int
     ) -> None:
         self._kernels = kernels
         self._variant = variant
@@ -143,10 +141,10 @@ def _variant(dtype: str, summation: str, summation_seed: int) -> str:
     return ", ".join(storage + order)
 
 
-def _at_least(**options: tuple[int | None, int]) -> None:
-    """Each option is (value, least); None is an option's own choice, where it has one."""
+def _at_least(**options: tuple[int, int]) -> None:
+    """Each option is (value, least)."""
     for name, (value, least) in options.items():
-        if value is not None and integer(name, value, EngineError) < least:
+        if integer(name, value, EngineError) < least:
             raise EngineError(f"{name} = {value}; expected at least {least}")
 
 

@@ -17,13 +17,13 @@ from kdtr.engine.weights import AttentionWeights, LayerWeights, ModelWeights, Mo
 class Forward:
     """A loaded model on a kernel set, without a sequence.
 
-    split_size  slots per split of the attention; None: the kernel set's choice
+    split_size  slots per split of the attention
     """
 
     kernels: KernelSet
     config: ModelConfig
     weights: ModelWeights
-    split_size: int | None
+    split_size: int
 
     def __call__(
         self,

@@ -18,8 +18,6 @@ import numpy as np
 from kdtr.engine.kernel_set import Visibility
 from kdtr.engine.paging import PagedCache, physical_rows
 
-_SPLIT_SIZE = 64  # unless asked for
-
 
 class Partial(NamedTuple):
     """What one split contributes; a row that sees nothing of it keeps (-inf, 0, 0).
@@ -78,7 +76,7 @@ def verify_attn(
     q_pe: np.ndarray,
     visibility: Visibility,
     scale: float,
-    split_size: int | None,
+    split_size: int,
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
     """q_latent [n, h, c], q_pe [n, h, r] -> out_latent [n, h, c]; scores [n, h, s] or None."""
@@ -105,14 +103,14 @@ def attend_splits(
     q_pe: np.ndarray,
     visibility: Visibility,
     scale: float,
-    split_size: int | None,
+    split_size: int,
     scores: np.ndarray | None,
 ) -> list[Partial]:
     """q_latent [n, h, c], q_pe [n, h, r] -> every split's contribution, in ascending order."""
     query = np.concatenate([q_latent, q_pe], axis=-1)  # [n, h, c + r], as the cached rows
     return [
         attend_split(cache, layer, query, visibility, first, end, scale, scores)
-        for first, end in splits(visibility.n_slots, split_size or _SPLIT_SIZE)
+        for first, end in splits(visibility.n_slots, split_size)
     ]
 
 

@@ -317,15 +317,14 @@ class KernelSet(Protocol):
         q_pe: Array,
         visibility: Visibility,
         scale: float,
-        split_size: int | None,
+        split_size: int,
         scores: Array | None = None,
     ) -> Array:
         """softmax(scale (q_latent . c_kv + q_pe . k_pe)) c_kv over visible slots (MLA-3, MASK-3).
 
         q_latent [n, h, c], q_pe [n, h, r] -> out_latent [n, h, c]
-        Keys are taken split_size slots at a time, None: as many as the set chooses; the splits'
-        partial results merge in a fixed order (NUM-4). A slot that a row does not see is not read
-        for that row.
+        Keys are taken split_size slots at a time; the splits' partial results merge in a fixed
+        order (NUM-4). A slot that a row does not see is not read for that row.
         scores [n, h, s] of `new_scores` receives the scaled scores where visible; None outside of
         traces.
         """

@@ -65,7 +65,7 @@ class RoundedKernels(HostKernels):
         q_pe: np.ndarray,
         visibility: Visibility,
         scale: float,
-        split_size: int | None,
+        split_size: int,
         scores: np.ndarray | None = None,
     ) -> np.ndarray:
         out_latent = self._float32.verify_attn(

@@ -47,7 +47,7 @@ class ShuffledKernels(HostKernels):
         q_pe: np.ndarray,
         visibility: Visibility,
         scale: float,
-        split_size: int | None,
+        split_size: int,
         scores: np.ndarray | None = None,
     ) -> np.ndarray:
         partials = host_attention.attend_splits(

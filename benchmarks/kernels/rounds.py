@@ -1,15 +1,9 @@
 """Whole rounds on a GPU: launches, host and device time, and 512 tokens by decoding and by trees.
 
-    python benchmarks/kernels/rounds.py [--split-size 64] [--out benchmarks/results/rounds-gpu.md]
+    python benchmarks/kernels/rounds.py [--out benchmarks/results/rounds-gpu.md]
 
-The model is `ModelConfig.tiny()` with seed weights. The drafter is an oracle: it knows the greedy
-continuation, and at every depth ranks its token first with the probability asked for, and third
-otherwise, among tokens that a hash chooses. Its own time is not counted; that of building the
-tree is.
-
-Decoding and trees should give the same tokens. Where they do not, the distance of the two tokens'
-logits is told, in steps of the dtype, as decoding has them: within MOST_STEPS it is a near tie, for
-a row's sums are in another order where its path lies in other slots (NUM-4). Beyond, this exits 1.
+The model is `ModelConfig.tiny()` with seed weights. Tokens: rounds_tokens.py, beside this file.
+Exits 1 where decoding and trees give other tokens and it is no near tie.
 """
 
 from __future__ import annotations
@@ -25,21 +19,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from rounds_tokens import PROMPT, chain, generation
 from table_head import measured_by
 
 from kdtr.conformance.seed_model import seed_tensors
-from kdtr.contract import DraftTree, ModelConfig
+from kdtr.contract import ModelConfig
 from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_launcher import row_bucket
 from kdtr.engine.cuda_modules import import_cupy
 
-PROMPT = [int(token) for token in np.random.default_rng(3).integers(512, size=24)]
-N_TOKENS = 512
-BUDGETS, HITS = (4, 16, 64), (0.5, 0.8, 0.95)
-# Of the dtype, that the rounding of two logits and of what leads to them explains.
-MOST_STEPS = {"float32": 64, "bfloat16": 4}
-_FRACTION_BITS = {"float32": 23, "bfloat16": 7}
-_DEPTH = 12  # tokens that the oracle drafts
 _REPLAYS = 400
 _READ = 4.6e12  # bytes/s, measured on an H200 (benchmarks/kernels/linear.py)
 
@@ -55,8 +43,8 @@ waits for its outcome, one for each array, were 56 us more, of 295 (bfloat16, on
 Tiny's attention is the general kernel, whose splits are chunks of 32 slots one after another, 4 us
 each. By splits of 32, 64, 128 and 256 slots (--split-size) a round of one row took 140, 153, 193
 and 254 us of the device at 220 tokens (bfloat16), and 157, 167, 202 and 279 at 1,400. At 32,000,
-with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550: splits are large
-there.
+with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550. 64 it is, whatever
+the length and the rows: a row's bits do not depend on them so.
 
 A launch varies with the host and with what it does besides. Where a replay follows another at once
 it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us
@@ -68,15 +56,16 @@ were 13.0 to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="a file for the tables, beside standard output")
-    parser.add_argument("--split-size", type=int, help="of the attention, in the place of its own")
+    parser.add_argument("--split-size", type=int, default=64, help="of the general attention")
+    parser.add_argument("--without-graphs", action="store_true", help="of the tokens alone")
     args = parser.parse_args()
     load = partial(_model, split_size=args.split_size)
     lines = [*_head(), *_launches(load)]
     wrong = False
     for dtype in ("float32", "bfloat16"):
-        table, steps = _generation(load(dtype), dtype)
+        table, right = generation(load(dtype, graphs=not args.without_graphs), dtype)
         lines += table
-        wrong |= steps > MOST_STEPS[dtype]
+        wrong |= not right
     text = "\n".join([*lines, "", _NOTES])
     print(text)
     if args.out:
@@ -89,14 +78,9 @@ def _head() -> list[str]:
     return ["# Rounds of the tiny model on a GPU", "", *measured_by("rounds.py")]
 
 
-def _model(dtype: str, split_size: int | None) -> Any:
+def _model(dtype: str, **options: Any) -> Any:
     config = ModelConfig.tiny()
-    engine = make_cuda_engine(dtype=dtype, split_size=split_size)
-    return engine.load((config, seed_tensors(config, 7)))
-
-
-def _chain(session: Any, n: int) -> DraftTree:
-    return DraftTree((session.root, *range(1, n)), tuple(range(-1, n - 1)))
+    return make_cuda_engine(dtype=dtype, **options).load((config, seed_tensors(config, 7)))
 
 
 def _launches(load: Callable[[str], Any]) -> list[str]:
@@ -122,9 +106,9 @@ def _launches(load: Callable[[str], Any]) -> list[str]:
             session = model.open(max_len=1500)
             session.prefill(PROMPT)
             kernels, stream = model._forward.kernels, model._forward.kernels.turn.stream
-            session.round(_chain(session, n))
+            session.round(chain(session, n))
             with _counted(kernels) as launched:
-                session.round(_chain(session, n))  # captured now, if the first was not
+                session.round(chain(session, n))  # captured now, if the first was not
             ((key, graph),) = [
                 (key, one.graph)
                 for key, one in session._launcher._graphs.items()
@@ -146,7 +130,7 @@ def _launches(load: Callable[[str], Any]) -> list[str]:
             device = cupy.cuda.get_elapsed_time(begin, end) * 1000 / 200
             rounds = []
             for _ in range(60):
-                tree = _chain(session, n)
+                tree = chain(session, n)
                 start = time.perf_counter()
                 session.round(tree)
                 rounds.append(time.perf_counter() - start)
@@ -187,87 +171,6 @@ def _floors(model: Any, n: int, dtype: str) -> float:
         tensor.size * size for name, tensor in shapes.items() if "embed_tokens" not in name
     )
     return float(n_bytes / _READ * 1e6)
-
-
-def _generation(model: Any, dtype: str) -> tuple[list[str], float]:
-    """The table, and of all tokens that differ the most steps between the two logits."""
-    plain, seconds = _decoded(model)
-    worst = 0.0
-    lines = [
-        "",
-        f"## {N_TOKENS} tokens, {dtype}",
-        "",
-        "| by | budget | hit rate | tokens/s | times decoding | accept_len | rounds | tokens |",
-        "|---|---|---|---|---|---|---|---|",
-        f"| decoding | 0 | | {N_TOKENS / seconds:.0f} | 1 | 1 | {N_TOKENS} | |",
-    ]
-    for budget in BUDGETS:
-        for hit in HITS:
-            tokens, rounds, by_trees = _by_trees(model, plain, budget, hit)
-            said, steps = agreement(model, dtype, plain[:N_TOKENS], tokens)
-            worst = max(worst, steps)
-            lines.append(
-                f"| trees | {budget} | {hit} | {N_TOKENS / by_trees:.0f} "
-                f"| {seconds / by_trees:.2f} | {len(tokens) / rounds:.2f} | {rounds} "
-                f"| {said} |"
-            )
-    return lines, worst
-
-
-def agreement(model: Any, dtype: str, plain: list[int], tokens: list[int]) -> tuple[str, float]:
-    """What to say of tokens beside those of decoding; steps between the first two that differ.
-
-    A step is the distance of neighbouring numbers of the dtype at the greater of the two logits.
-    """
-    pairs = enumerate(zip(plain, tokens, strict=True))
-    at = next((i for i, (one, other) in pairs if one != other), None)
-    if at is None:
-        return "identical", 0.0
-    session = model.open(max_len=1500)
-    decoded = [session.prefill(PROMPT), *(session.decode() for _ in range(at - 1))]
-    assert plain[:at] == decoded, "decoding does not repeat itself"
-    logits = session.verify(_chain(session, 1)).logits[0].astype(np.float64)
-    one, other = logits[plain[at]], logits[tokens[at]]
-    steps = float((one - other) / 2.0 ** (np.floor(np.log2(abs(one))) - _FRACTION_BITS[dtype]))
-    what = "a near tie" if steps <= MOST_STEPS[dtype] else "NO near tie"
-    return f"from token {at} on others: {what}, {steps:g} steps", steps
-
-
-def _decoded(model: Any) -> tuple[list[int], float]:
-    for _ in range(2):  # the first run captures
-        session = model.open(max_len=1500)
-        tokens = [session.prefill(PROMPT)]
-        start = time.perf_counter()
-        tokens += [session.decode() for _ in range(N_TOKENS + _DEPTH)]
-        seconds = (time.perf_counter() - start) * N_TOKENS / (N_TOKENS + _DEPTH)
-    return tokens, seconds
-
-
-def _by_trees(
-    model: Any, plain: list[int], budget: int, hit: float
-) -> tuple[list[int], int, float]:
-    for _ in range(2):
-        random = np.random.default_rng(int(budget * 100 + hit * 100))
-        session = model.open(max_len=1500)
-        tokens, rounds, seconds = [session.prefill(PROMPT)], 0, 0.0
-        while len(tokens) < N_TOKENS:
-            drafts = _drafts(random, plain[len(tokens) : len(tokens) + _DEPTH], hit)
-            start = time.perf_counter()
-            done = session.round(session.build(drafts, budget))
-            seconds += time.perf_counter() - start
-            tokens.extend(done.emitted)
-            rounds += 1
-    return tokens[:N_TOKENS], rounds, seconds
-
-
-def _drafts(random: np.random.Generator, right: list[int], hit: float) -> np.ndarray:
-    """[depth, vocab]: the right token first, or third behind two others."""
-    logits = random.standard_normal((len(right), ModelConfig.tiny().vocab_size))
-    for depth, token in enumerate(right):
-        others = random.integers(logits.shape[1], size=2)
-        logits[depth, others] = 7.0, 6.0
-        logits[depth, token] = 8.0 if random.random() < hit else 5.5
-    return logits
 
 
 if __name__ == "__main__":

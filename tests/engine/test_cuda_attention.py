@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdtr.engine.cuda_attention import plain_rows_at_once, plain_split_size
+from kdtr.engine.cuda_attention import plain_rows_at_once
 
 
 @given(
@@ -21,11 +21,3 @@ def test_the_plain_kernel_is_cut_to_a_grid_and_to_its_memory(
 
     assert 1 <= rows <= min(n, 65_535)
     assert rows == 1 or 4 * rows * splits * h * c <= 1 << 28
-
-
-def test_a_split_of_the_plain_kernel_grows_with_the_cache() -> None:
-    """Whole chunks of 32: one each as long as 64 splits do, eight at most."""
-    buckets = [1 << power for power in range(8, 18)]
-
-    assert [32] * 4 + [64, 128] + [256] * 4 == [plain_split_size(slots) for slots in buckets]
-    assert 256 == plain_split_size(1 << 40)
