@@ -47,7 +47,10 @@ class _Key(NamedTuple):
 
 
 class _Inbox(NamedTuple):
-    """What is staged of a bucket of rows, and its parts: to slice it anew costs 30 us a round."""
+    """What is staged of a bucket of rows, and its parts: to slice it anew costs 30 us a round.
+
+    rows  for any max_slots: that is the launch's
+    """
 
     array: Array
     rows: Rows
@@ -117,7 +120,7 @@ class CudaLauncher:
         to_stops[: len(stop_tokens)] = stop_tokens
         max_slots = slot_bucket(committed_len + count)
         if parents is None:
-            return _rows(self._kernels.upload(host), n)._replace(max_slots=max_slots, parents=None)
+            return _rows(self._kernels.upload(host), n, max_slots)._replace(parents=None)
         return self._delivered(host, n, n_stops)._replace(max_slots=max_slots)
 
     def run(self, name: str, rows: Rows, program: Callable[[Trace], T], trace: Trace) -> T:
@@ -147,7 +150,7 @@ class CudaLauncher:
         inbox = self._inboxes.get((n, n_stops))
         if inbox is None:
             array = self._kernels.upload(host)
-            inbox = self._inboxes[n, n_stops] = _Inbox(array, _rows(array, n))
+            inbox = self._inboxes[n, n_stops] = _Inbox(array, _rows(array, n, _LEAST_SLOTS))
         else:
             self._kernels.overwrite(inbox.array, host)
         return inbox.rows
@@ -188,8 +191,7 @@ def _parts(inbox: Array, n: int) -> tuple[Array, Array, Array, Array]:
     return tokens, slots, parents, inbox[ends[-1] :]
 
 
-def _rows(inbox: Array, n: int) -> Rows:
-    """What an inbox says; max_slots stands in none, and is 0."""
+def _rows(inbox: Array, n: int, max_slots: int) -> Rows:
     count, committed_len, n_slots, max_emitted = (inbox[i : i + 1] for i in range(_HEADER))
     tokens, slots, parents, stop_tokens = _parts(inbox, n)
     return Rows(
@@ -197,7 +199,7 @@ def _rows(inbox: Array, n: int) -> Rows:
         count=count,
         committed_len=committed_len,
         n_slots=n_slots,
-        max_slots=0,
+        max_slots=max_slots,
         tokens=tokens,
         slots=slots,
         parents=parents,

@@ -48,13 +48,15 @@ class StorageOperations(CudaDevice):
     def all_to_host(self, *arrays: Array) -> tuple[np.ndarray, ...]:
         """The copies are asked for while the device is still at work."""
         hosts = [self._page_locked(array.shape, array.dtype) for array in arrays]
-        for array, host in zip(arrays, hosts, strict=True):
-            array.get(out=host, blocking=False)
-        self.turn.stream.synchronize()
-        return tuple(map(_numbers, hosts))
+        try:
+            for array, host in zip(arrays, hosts, strict=True):
+                array.get(out=host, blocking=False)
+        finally:  # what is asked for must have come before the memory is another's
+            self.turn.stream.synchronize()
+        return tuple(_numbers(host.copy()) for host in hosts)
 
     def _page_locked(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Of the host: what the device can write to while the host goes on; dear if it is large."""
+        """Of the host, from a pool: what the device can write to while the host goes on."""
         n = prod(shape)
         memory = self._cupy.cuda.alloc_pinned_memory(n * dtype.itemsize)
         return np.frombuffer(memory, dtype, n).reshape(shape)

@@ -135,7 +135,8 @@ struct Ring {
             barrier_init(empty + d * 8, BANDS * 4);
         }
     }
-    __device__ __forceinline__ void copy_w(const TensorMap* map, int k, int row, int place) const {
+    // First of a stage: its barrier expects the bytes of x too.
+    __device__ __forceinline__ void open_stage(const TensorMap* map, int k, int row, int place) const {
         barrier_expect(full + place * 8, STAGE);
         copy_rows(at + place * STAGE, map, k, row, full + place * 8);
     }
@@ -151,7 +152,7 @@ struct Ring {
         for (int stage = 0; stage < stages; ++stage) {
             int k = (part.begin + 2 * stage) * STEP;
             if (stage >= DEPTH) barrier_wait(empty + place * 8, parity);
-            if (stage >= EARLY) copy_w(w_map, k, o_0, place);
+            if (stage >= EARLY) open_stage(w_map, k, o_0, place);
             copy_x(x_map, k, row_0, place);
             if (++place == DEPTH) {
                 place = 0;
@@ -163,7 +164,7 @@ struct Ring {
     // The tree's sums of a part, of 64 rows of w. The compiler lets products overlap only in a loop that ends
     // before anything else touches their sums: one of whole stages for every slice, which may begin and end in
     // the middle of a stage.
-    __device__ __forceinline__ void sum(float (&sum)[SIZE], const Part& part, int band) const {
+    __device__ __forceinline__ void add_products(float (&sum)[SIZE], const Part& part, int band) const {
         u64 w = matrix_at(at + band * (64 * ROW)), x = matrix_at(at + W_BYTES);
         u32 chunk = 0;
         int step = 0, place = 0, parity = 0;
@@ -289,8 +290,8 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
     constexpr int SOURCES = SLICES / OWN_SLICES, SIDES = SOURCES / PARTS, WARPS = 4 * BANDS;
     static_assert(PARTS == 1 || SIDES == 1, "sums stay in a block, or each block has one side");
     typedef Ring<N, BANDS, DEPTH> Stages;
-    typedef Exchange<N, WARPS, SOURCES> Sums;
-    constexpr int PLACES = (SIDES * Sums::BYTES + 1023) / 1024 * 1024;
+    typedef Exchange<N, WARPS, SOURCES> Given;
+    constexpr int PLACES = (SIDES * Given::BYTES + 1023) / 1024 * 1024;
     let_successor_start();
     i64 row_0 = (i64)blockIdx.z * N;
     if (row_0 > 0 && row_0 >= rows_that_count(count, n)) {  // so does the whole cluster
@@ -310,7 +311,7 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
         if (PARTS > 1) barrier_init(given, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         for (int d = 0; d < EARLY && d < part.stages(); ++d)
-            ring.copy_w(w_map, (part.begin + 2 * d) * STEP, o_0, d);
+            ring.open_stage(w_map, (part.begin + 2 * d) * STEP, o_0, d);
     }
     __syncwarp();
     if (PARTS > 1) cluster_arrive();
@@ -323,29 +324,29 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
         if (lane == 0) ring.fill(w_map, x_map, part, o_0, (int)row_0);
         __syncwarp();
     } else {
-        ring.sum(sum, part, warp / 4 % BANDS);
+        ring.add_products(sum, part, warp / 4 % BANDS);
     }
     int rows = (int)min(rows_that_count(asked) - row_0, (i64)N);
 
-    Sums sums(warp % WARPS);
+    Given exchange(warp % WARPS);
     if (PARTS > 1) {
-        cluster_wait();  // so are those of the cluster's blocks
-        if (threadIdx.x == 0) barrier_expect(given, Sums::bytes(source, rows));
+        cluster_wait();  // the barriers of the cluster's other blocks are set up too
+        if (threadIdx.x == 0) barrier_expect(given, Given::bytes(source, rows));
         if (!fills)
-            sums.give(sum, source, rows, [&](int to, u32 at, float4 v) {
+            exchange.give(sum, source, rows, [&](int to, u32 at, float4 v) {
                 send(in_block(base + at, to), v, in_block(given, to));
             });
     } else {
         if (!fills)
-            sums.give(sum, source, rows, [&](int to, u32 at, float4 v) {
-                *reinterpret_cast<float4*>(memory + to * Sums::BYTES + at) = v;
+            exchange.give(sum, source, rows, [&](int to, u32 at, float4 v) {
+                *reinterpret_cast<float4*>(memory + to * Given::BYTES + at) = v;
             });
         __syncthreads();
     }
     if (fills) return;
     if (PARTS > 1) barrier_wait(given, 0);
     bf16* to = y + row_0 * y_stride;
-    sums.add_up(sum, source, rows, memory + (PARTS > 1 ? 0 : side * Sums::BYTES), [&](int tile, float4 v) {
+    exchange.add_up(sum, source, rows, memory + (PARTS > 1 ? 0 : side * Given::BYTES), [&](int tile, float4 v) {
         put_tile_turned(to, y_stride, v, 8 * tile, rows, o_0 + warp % WARPS * 16, o);
     });
 }

@@ -78,8 +78,7 @@ static_assert(Shared<4>::BYTES == 96432, "cuda_attention.py knows it");
 static_assert(Shared<2>::BYTES == 81072, "cuda_attention.py knows it");
 
 __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes, u32 bar) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(n_bytes)
-                 : "memory");
+    barrier_expect(bar, n_bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(to),

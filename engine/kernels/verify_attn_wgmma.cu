@@ -71,9 +71,7 @@ __device__ __forceinline__ void meet() {
 __device__ __forceinline__ void copy_tile(u32 to, const TensorMap* map, int row, u32 bar) {
 #pragma unroll
     for (int piece = 0; piece < PIECES; ++piece) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar + piece * 8),
-                     "r"(TILE_BYTES / PIECES)
-                     : "memory");
+        barrier_expect(bar + piece * 8, TILE_BYTES / PIECES);
         asm volatile(
             "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
             "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to + piece * (TILE_BYTES / PIECES)),

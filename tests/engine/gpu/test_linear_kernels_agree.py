@@ -23,11 +23,13 @@ from kdtr.engine.cuda_launch import launch
 # o, i. Weights of 4,096 rows and more have 8 slices of i, smaller ones 16; a step is 32 elements of
 # i, a stage of wgmma 64; a block has 16, 32, 64 or 128 rows of weights.
 SHAPES = (
+    (72, 8),  # a quarter of a step: all slices but one are empty
     (64, 64),  # two steps for 16 slices: most are empty; fewer rows than a block may have
     (576, 1056),  # 33 steps: slices that begin in the middle of a stage
     (576, 1048),  # the same, and a last step that lacks one chunk of 16 bytes
     (1100, 2080),  # rows left over that are no whole eights
     (1100, 2088),  # the same, and a last step of one chunk
+    (1100, 7168),  # more stages than a ring has, several times
     (4100, 520),  # 8 slices: four rows left over, and a last step of one chunk
     (4160, 2336),  # 8 slices: 64 rows left over, all that a block of wgmma has
 )
