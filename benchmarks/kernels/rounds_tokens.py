@@ -24,7 +24,7 @@ PROMPT = [int(token) for token in np.random.default_rng(3).integers(512, size=24
 N_TOKENS = 512
 BUDGETS, HITS = (4, 16, 64), (0.5, 0.8, 0.95)
 # A step: of neighbouring numbers of the dtype at the greatest logit of a row. Rows that differ by
-# rounding alone were one step apart (bfloat16, the host engine: all nine kinds of trees, token 284).
+# rounding alone were one step apart (bfloat16, host engine, token 284 of all nine kinds of trees).
 MOST_STEPS = {"float32": 64, "bfloat16": 4}
 _FRACTION_BITS = {"float32": 23, "bfloat16": 7}
 _DEPTH = 12  # tokens that the oracle drafts
