@@ -8,7 +8,7 @@ differ, Hopper's half fails, and linear.cu alone may serve projections.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ SHAPES = (
     (4100, 520),  # 8 slices: four rows left over, and a last step of one chunk
     (4160, 2336),  # 8 slices: 64 rows left over, all that a block of wgmma has
 )
+FEW_STEPS = ((576, 8), (576, 96), (4100, 32))  # most slices are empty
 ROWS = (1, 20, 100)  # the last block of rows of no kernel is full
 NAN, UNTOUCHED = 0x7FC0, 0x1234  # bits of bfloat16
 BAND = 128  # rows before and behind those that a kernel is given: more than a block has
@@ -138,7 +139,9 @@ class Operation:
         self.start(self.x[BAND:-BAND], out[BAND:-BAND], count, overlap)
 
 
-def operations(pair: Pair, file: str, n: int) -> dict[str, Operation]:
+def operations(
+    pair: Pair, file: str, n: int, shapes: Sequence[tuple[int, int]] = ((576, 1048), (4100, 520))
+) -> dict[str, Operation]:
     """By kernel: those of a file that may serve n rows of a projection, or of heads."""
     get = kernel_of(pair.cuda, file)
 
@@ -146,11 +149,11 @@ def operations(pair: Pair, file: str, n: int) -> dict[str, Operation]:
         cuda_linear.run(get, name, x, weight, out, count, overlap=overlap)
 
     found: dict[str, Operation] = {}
-    for o, i in ((576, 1048), (4100, 520)):
+    for o, i in shapes:
         (_, x), (_, weight) = pair.numbers(BAND + n + BAND, i), pair.numbers(o, i)
         names = fitting(o, file) + (["linear_any"] if file == "linear" else [])
         for name in names:
-            found[f"{name}, o = {o}"] = Operation(x, (o,), partial(project, name, weight))
+            found[f"{name}, o = {o}, i = {i}"] = Operation(x, (o,), partial(project, name, weight))
     return found | (of_heads(pair, n) if file == "linear" else {})
 
 
@@ -232,6 +235,7 @@ class Late:
     reader: Any
 
     def write(self, finished: Any, x: Any, clocks: int = CLOCKS) -> None:
+        """`finished` is read late as well."""
         launch(self.writer, (16, 1, 1), 256, 0, (finished, x, x.size, clocks))
 
     def is_overtaken(self, kernels: Any) -> bool:
@@ -246,6 +250,13 @@ class Late:
             early, waited = seen.get().tolist()
             assert waited == UNTOUCHED, "a kernel that waits reads what the one ahead wrote"
         return early == NAN
+
+    def skip_unless_overtaken(self, kernels: Any) -> None:
+        if not self.is_overtaken(kernels):
+            pytest.skip(
+                "launches do not overlap here: CUDA_LAUNCH_BLOCKING, or a tool that runs kernels "
+                "one by one"
+            )
 
 
 @pytest.fixture(scope="session")
@@ -266,11 +277,7 @@ def test_a_kernel_that_starts_early_waits_for_its_rows(
     pair = Pair(bfloat16, "bfloat16", seed=n)
     found = {}
     with bfloat16.turn:
-        if not late.is_overtaken(bfloat16):
-            pytest.skip(
-                "launches do not overlap here: CUDA_LAUNCH_BLOCKING, or a tool that runs kernels "
-                "one by one"
-            )
+        late.skip_unless_overtaken(bfloat16)
         count = bfloat16._uploaded(np.array([n], np.int64))
         for name, operation in operations(pair, file, n).items():
             expected, out = operation.out(bfloat16), operation.out(bfloat16)
@@ -284,3 +291,27 @@ def test_a_kernel_that_starts_early_waits_for_its_rows(
     for name, (expected, bits) in found.items():
         assert (expected[BAND:-BAND] != UNTOUCHED).any(), f"{name}: nothing is written"
         assert np.array_equal(expected, bits), name
+
+
+@pytest.mark.parametrize("n", ROWS)
+def test_a_kernel_that_starts_early_leaves_what_the_one_ahead_still_reads(
+    late: Late, bfloat16: Any, file: str, n: int
+) -> None:
+    """A graph's buffers serve one kernel after another: its result may go where that reads."""
+    pair = Pair(bfloat16, "bfloat16", seed=n)
+    found = {}
+    with bfloat16.turn:
+        late.skip_unless_overtaken(bfloat16)
+        count = bfloat16._uploaded(np.array([n], np.int64))
+        for name, operation in operations(pair, file, n, ((576, 1048), *FEW_STEPS)).items():
+            expected, out = operation.out(bfloat16), operation.out(bfloat16)
+            operation.run(expected, count)  # loads the kernel, too
+            read = bfloat16._empty(out.shape, out.dtype)
+            late.write(out, read)
+            operation.run(out, count, overlap=True)
+            found[name] = expected.get(), out.get(), read.get()
+
+    for name, (expected, bits, read) in found.items():
+        assert (expected[BAND:-BAND] != UNTOUCHED).any(), f"{name}: nothing is written"
+        assert np.array_equal(expected, bits), name
+        assert (read == UNTOUCHED).all(), f"{name}: written before the kernel ahead had read"
