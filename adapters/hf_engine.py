@@ -59,7 +59,10 @@ class TransformersModel:
 
     def close(self) -> None:
         """Closes the sessions, and drops the weights."""
-        for session in self._sessions:
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.refuse_in_trace("close")  # all, before one is closed
+        for session in sessions:
             session.close()
         self._model = None
         gc.collect()  # modules refer to each other in circles

@@ -58,7 +58,10 @@ class LlamaModel:
 
     def close(self) -> None:
         """Closes the sessions, whose contexts read the weights, and then frees these."""
-        for session in self._sessions:
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.refuse_in_trace("close")  # all, before one is closed
+        for session in sessions:
             session.close()
         self._loaded.close()
 

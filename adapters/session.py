@@ -211,7 +211,7 @@ class AdapterSession:
         self._root = self._pending = None
 
     def close(self) -> None:
-        self._refuse_in_trace("close")
+        self.refuse_in_trace("close")
         if not self._closed:
             self._backend.close()
         self._closed = True
@@ -279,13 +279,13 @@ class AdapterSession:
             self._tracing = False
 
     def _enter(self, verb: str) -> None:
-        self._refuse_in_trace(verb)
+        self.refuse_in_trace(verb)
         if self._closed:
             raise SessionError("the session is closed; open another")
         if verb not in self._verbs:
             raise UnsupportedError(f"{self._engine} does not offer {verb}()")
 
-    def _refuse_in_trace(self, verb: str) -> None:
+    def refuse_in_trace(self, verb: str) -> None:
         if self._tracing:
             raise SessionError(f"{verb} called from a trace; call it after the verb has returned")
 

@@ -77,7 +77,7 @@ class Decisions:
         if not in_range.all():
             return None
         gap = logits[rows, expected[rows]] - logits[rows, actual[rows]]
-        if (gap > allowed[rows]).any():
+        if not ((gap >= 0) & (gap <= allowed[rows])).all():  # below 0: the truth is no argmax
             return None
         own = self.logits
         if (

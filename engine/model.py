@@ -52,8 +52,11 @@ class TreeModel:
         return session
 
     def close(self) -> None:
-        """Give the weights' memory back; closes the sessions that still need them."""
-        for session in self._sessions:
+        """Give the weights' memory back; closes the sessions that still need them, or none."""
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.refuse_in_trace("close")
+        for session in sessions:
             session.close()
         self._sessions.clear()
         self._forward = None

@@ -257,7 +257,7 @@ class TreeSession:
 
     def close(self) -> None:
         """Give the session's memory back; again is harmless, every other verb is refused."""
-        self._refuse_in_trace("close")
+        self.refuse_in_trace("close")
         self._forward = None
         self._pending = None
         self._launcher.close()
@@ -310,12 +310,13 @@ class TreeSession:
     # State
 
     def _opened(self, verb: str) -> Forward:
-        self._refuse_in_trace(verb)
+        self.refuse_in_trace(verb)
         if self._forward is None:
             raise SessionError(f"{verb} on a closed session; open another with Model.open")
         return self._forward
 
-    def _refuse_in_trace(self, verb: str) -> None:
+    def refuse_in_trace(self, verb: str) -> None:
+        """Raises SessionError while one of this session's traces runs."""
         if self._tracing:
             raise SessionError(
                 f"{verb} called from a trace, while the session computes; "

@@ -93,8 +93,11 @@ class ReferenceModel:
         return session
 
     def close(self) -> None:
-        """Closes the sessions; Python frees the arrays."""
-        for session in self._sessions:
+        """Closes the sessions, or none; Python frees the arrays."""
+        sessions = list(self._sessions)
+        for session in sessions:
+            session.refuse_in_trace("close")
+        for session in sessions:
             session.close()
         self._closed = True
 

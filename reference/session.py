@@ -208,7 +208,7 @@ class ReferenceSession:
         self._pending = None
 
     def close(self) -> None:
-        self._refuse_in_trace("close")
+        self.refuse_in_trace("close")
         self._closed = True
 
     def _forward(
@@ -243,7 +243,7 @@ class ReferenceSession:
             return trace
         return _Watched(self, trace)
 
-    def _refuse_in_trace(self, verb: str) -> None:
+    def refuse_in_trace(self, verb: str) -> None:
         if self.tracing:
             raise SessionError(
                 f"{verb} called from a trace, while the session computes; "
@@ -251,7 +251,7 @@ class ReferenceSession:
             )
 
     def _check_open(self, verb: str) -> None:
-        self._refuse_in_trace(verb)
+        self.refuse_in_trace(verb)
         if self._closed:
             raise SessionError("the session is closed; open another")
 

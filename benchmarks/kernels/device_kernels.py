@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from table_head import cupy_or_exit
+
 from kdtr.engine import cuda_hopper
 from kdtr.engine.cuda_modules import HOPPER_FILES, KERNELS, options
 
@@ -18,9 +20,7 @@ class Kernels:
     """
 
     def __init__(self, *, hopper: bool = True) -> None:
-        import cupy as cp
-
-        self.cp = cp
+        self.cp = cp = cupy_or_exit()
         self.hopper = hopper and cp.cuda.Device().compute_capability == "90"
         self._modules: dict[tuple[str, str], Any] = {}
         self._kernels: dict[tuple[str, str, str], Any] = {}

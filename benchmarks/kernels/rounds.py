@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 from rounds_tokens import PROMPT, chain, generation
-from table_head import measured_by
+from table_head import cupy_or_exit, measured_by
 
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import ModelConfig
 from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_launcher import row_bucket
-from kdtr.engine.cuda_modules import import_cupy
 
 _REPLAYS = 400
 _READ = 4.6e12  # bytes/s, measured on an H200 (benchmarks/kernels/linear.py)
@@ -40,11 +39,11 @@ took bfloat16 at one row from 189 us to 128. A round as called is Python besides
 (27 us, 11 of them the copy) and the books. Slices of the inbox made anew for each round and four
 waits for its outcome, one for each array, were 56 us more, of 295 (bfloat16, one row, 230 tokens).
 
-Tiny's attention is the general kernel, whose splits are chunks of 32 slots one after another, 4 us
+Tiny's attention is the general kernel: a split takes 32 slots at a time, one after another, 4 us
 each. By splits of 32, 64, 128 and 256 slots (--split-size) a round of one row took 140, 153, 193
 and 254 us of the device at 220 tokens (bfloat16), and 157, 167, 202 and 279 at 1,400. At 32,000,
-with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550. 64 it is, whatever
-the length and the rows: a row's bits do not depend on them so.
+with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550. The default is 64,
+whatever the length and the rows, so that decoding and trees have the same splits.
 
 A launch varies with the host and with what it does besides. Where a replay follows another at once
 it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us
@@ -59,6 +58,7 @@ def main() -> int:
     parser.add_argument("--split-size", type=int, default=64, help="of the general attention")
     parser.add_argument("--without-graphs", action="store_true", help="of the tokens alone")
     args = parser.parse_args()
+    cupy_or_exit()
     load = partial(_model, split_size=args.split_size)
     lines = [*_head(), *_launches(load)]
     wrong = False
@@ -85,7 +85,7 @@ def _model(dtype: str, **options: Any) -> Any:
 
 def _launches(load: Callable[[str], Any]) -> list[str]:
     """Per bucket: kernels of a round, host time of a replay, of a whole round, device time."""
-    cupy = import_cupy()
+    cupy = cupy_or_exit()
     lines = [
         "",
         "## One round, captured",

@@ -1,9 +1,10 @@
 """Tokens by decoding and by trees, for rounds.py, beside this file: as many, and the same?
 
 The drafter is an oracle: it knows what decoding gives, and at every depth ranks that token first
-with the probability asked for, and third otherwise, among tokens that a generator chooses. Its own
-time is not counted; that of building the tree is. Where trees give another token, all that it
-drafts from there on is wrong, and the numbers of that row are no measurement.
+with the probability asked for, and third otherwise, among tokens that a generator chooses.
+tokens/s counts rounds, captures of graphs and building trees, and not the oracle's own time. Where
+trees give another token, all that it drafts from there on is wrong, and the numbers of that row
+are no measurement.
 
 Everything is generated twice, and must repeat itself. Trees and decoding may give other tokens at a
 near tie alone: a path's rows lie in other slots, and so sums are in another order (NUM-4). Then the

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
+
+from kdtr.contract import UnsupportedError
+from kdtr.engine.cuda_modules import import_cupy
 
 
 def measured_by(script: str) -> Iterator[str]:
@@ -20,6 +24,14 @@ def measured_by(script: str) -> Iterator[str]:
     yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {commit or 'unknown'}. Command:"
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     yield f"`{' '.join([f'python benchmarks/kernels/{script}', *words])}`."
+
+
+def cupy_or_exit() -> Any:
+    """CuPy; without it, or without a device, the process ends with the reason, and 1."""
+    try:
+        return import_cupy()
+    except UnsupportedError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def versions() -> str:

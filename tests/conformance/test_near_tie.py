@@ -468,3 +468,13 @@ def test_the_honest_engine_passes_or_ties_on_thin_models(
 
         assert gate.passed
         assert {Verdict.PASS, Verdict.NEAR_TIE} >= {result.verdict for result in gate.results}
+
+
+def test_a_truth_that_is_no_argmax_of_its_own_logits_is_no_tie() -> None:
+    """Token 2 said to be right, and the engine took the top one: told, not excused."""
+    rows = logits(6.0)
+    expected, actual = np.array([2]), np.array([1])
+
+    one = decisions({"logits": rows}, logits=rows.astype(np.float32))
+
+    assert one.near_tie(STAGE["targets"], None, expected, actual) is None

@@ -59,3 +59,23 @@ def test_a_closed_model_opens_nothing_and_closes_its_sessions(load: Load) -> Non
         model.open(max_len=9)
     with pytest.raises(SessionError, match="prefill on a closed session"):
         session.prefill([1])
+
+
+def test_a_model_that_may_not_close_yet_closes_no_session(load: Load) -> None:
+    """Asked from within a trace of one of its sessions."""
+    model = load()
+    sessions = [model.open(max_len=9) for _ in range(7)]
+    sessions[0].prefill([1, 2])
+    refused: list[str] = []
+
+    def trace(*_: object) -> None:
+        with pytest.raises(SessionError, match="close called from a trace") as error:
+            model.close()
+        refused.append(str(error.value))
+
+    sessions[0].decode(trace=trace)
+
+    assert refused
+    assert 3 == sessions[0].committed_len
+    for session in sessions[1:]:
+        assert session.prefill([1, 2]) >= 0

@@ -882,6 +882,19 @@ def test_closing_twice_and_closing_one_of_two_is_harmless(model):
     assert other.decode() == begun(model).decode()
 
 
+def test_a_model_that_may_not_close_yet_closes_no_session(model):
+    """Asked from within a trace of one of its sessions."""
+    sessions = [begun(model) for _ in range(7)]
+
+    def trace(*_):
+        with pytest.raises(SessionError, match="close called from a trace"):
+            model.close()
+
+    sessions[0].decode(trace=trace)
+
+    assert all(session.decode() >= 0 for session in sessions)
+
+
 def test_build_puts_the_best_first_tree_under_the_sessions_root(model):
     session = begun(model)
     logits = np.zeros((2, 23))
