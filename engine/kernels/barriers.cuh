@@ -15,19 +15,24 @@ __device__ __forceinline__ void barrier_expect(u32 bar, u32 n_bytes) {
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni gone;\n"
-        "bra.uni again;\n"
-        "gone:\n"
-        "}\n" ::"r"(bar),
-        "r"(parity)
-        : "memory");
+#define BARRIER_WAIT(WHAT, bar, parity)                                           \
+    asm volatile(                                                                 \
+        "{\n"                                                                     \
+        ".reg .pred done;\n"                                                      \
+        "again:\n"                                                                \
+        "mbarrier.try_wait.parity" WHAT ".shared::cta.b64 done, [%0], %1;\n"      \
+        "@done bra.uni gone;\n"                                                   \
+        "bra.uni again;\n"                                                        \
+        "gone:\n"                                                                 \
+        "}\n" ::"r"(bar),                                                         \
+        "r"(parity)                                                               \
+        : "memory")
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) { BARRIER_WAIT("", bar, parity); }
+// For what other blocks of the cluster have sent.
+__device__ __forceinline__ void barrier_wait_for_cluster(u32 bar, u32 parity) {
+    BARRIER_WAIT(".acquire.cluster", bar, parity);
 }
+#undef BARRIER_WAIT
 
 // A cluster's blocks run at the same time and read each other's shared memory. What its blocks wrote before
 // this, all of them may read after it; what they read before it, whoever it belongs to may leave.

@@ -344,7 +344,7 @@ __device__ __forceinline__ void linear_wgmma(const TensorMap* w_map, const Tenso
         __syncthreads();
     }
     if (fills) return;
-    if (PARTS > 1) barrier_wait(given, 0);
+    if (PARTS > 1) barrier_wait_for_cluster(given, 0);
     bf16* to = y + row_0 * y_stride;
     exchange.add_up(sum, source, rows, memory + (PARTS > 1 ? 0 : side * Given::BYTES), [&](int tile, float4 v) {
         put_tile_turned(to, y_stride, v, 8 * tile, rows, o_0 + warp % WARPS * 16, o);
