@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from rounds_tokens import PROMPT, chain, generation
-from table_head import cupy_or_exit, measured_by
+from table_head import WHAT_FELL_SHORT, cupy_or_exit, measured_by
 
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import ModelConfig
@@ -29,27 +29,6 @@ from kdtr.engine.cuda_launcher import row_bucket
 
 _REPLAYS = 400
 _READ = 4.6e12  # bytes/s, measured on an H200 (benchmarks/kernels/linear.py)
-
-
-_NOTES = """\
-What fell short (numbers of an earlier run on an H200): a round of the tiny model is 62 kernels,
-one after another, each waiting for the one before: 2 us a kernel in bfloat16 at one row, 3.2 in
-float32, whose products are plain loops. Its bytes are nothing beside that. Overlapping launches
-took bfloat16 at one row from 189 us to 128. A round as called is Python besides: checks, staging
-(27 us, 11 of them the copy) and the books. Slices of the inbox made anew for each round and four
-waits for its outcome, one for each array, were 56 us more, of 295 (bfloat16, one row, 230 tokens).
-
-Tiny's attention is the general kernel: a split takes 32 slots at a time, one after another, 4 us
-each. By splits of 32, 64, 128 and 256 slots (--split-size) a round of one row took 140, 153, 193
-and 254 us of the device at 220 tokens (bfloat16), and 157, 167, 202 and 279 at 1,400. At 32,000,
-with 8 heads of 512 + 64 (float32, two layers), it took 1,388, 794, 531 and 550. The default is 64,
-whatever the length and the rows, so that decoding and trees have the same splits.
-
-A launch varies with the host and with what it does besides. Where a replay follows another at once
-it took 3.2 to 5.6 us, whatever dtype and rows; on an idle device medians of 400 were 3.4 to 6.0 us
-on one machine, with 95 of 100 within 16.1. On another with the same card and the same kernels they
-were 13.0 to 21.9 in float32 and 6.0 in bfloat16, with 95 of 100 within 28.8.
-"""
 
 
 def main() -> int:
@@ -66,7 +45,7 @@ def main() -> int:
         table, right = generation(load(dtype, graphs=not args.without_graphs), dtype)
         lines += table
         wrong |= not right
-    text = "\n".join([*lines, "", _NOTES])
+    text = "\n".join([*lines, "", WHAT_FELL_SHORT]) + "\n"
     print(text)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

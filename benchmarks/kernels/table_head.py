@@ -14,6 +14,10 @@ from typing import Any
 from kdtr.contract import UnsupportedError
 from kdtr.engine.cuda_modules import import_cupy
 
+WHAT_FELL_SHORT = (
+    "What fell short, why, and what was tried: [cuda-speed.md](../../docs/cuda-speed.md)."
+)
+
 
 def measured_by(script: str) -> Iterator[str]:
     """Markdown lines; the command is `script`, beside this file, with this process's arguments."""
