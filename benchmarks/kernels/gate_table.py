@@ -28,7 +28,7 @@ def read_report(path: Path) -> Reported:
     headrooms = [line["headroom"] or 0.0 for line in lines if line["kind"] == "case"]
     near = {  # once, in order, whatever modes see it
         f"{Path(line['bundle']).stem}, {line['case']}, {line['point']}: "
-        f"{line['stage']}: {line['summary']} ({line['where']})"
+        f"{line['stage']}: {line['summary']}" + (f" ({line['where']})" if line["where"] else "")
         for line in lines
         if line["kind"] == "finding" and line["verdict"] == "near tie"
     }
@@ -57,7 +57,8 @@ def near_tie_lines(reports: dict[str, Reported]) -> Iterator[str]:
 
 
 def skipped_lines(outputs: dict[str, str]) -> Iterator[str]:
-    """Markdown: each reason for which pytest skipped a test, with the parts that say it."""
+    """Markdown: each reason for which pytest skipped a test, up to a colon, and in how many parts;
+    which, where they are few."""
     said: dict[str, list[str]] = {}
     for part, output in outputs.items():
         for reason in dict.fromkeys(_skipped(output)):
@@ -68,13 +69,14 @@ def skipped_lines(outputs: dict[str, str]) -> Iterator[str]:
     yield "## Skipped"
     yield ""
     for reason, parts in said.items():
-        yield f"- {reason} (in {len(parts)} of {len(outputs)} parts: {'; '.join(parts)})"
+        named = f": {'; '.join(parts)}" if len(parts) < 3 else ""
+        yield f"- {reason} (in {len(parts)} of {len(outputs)} parts{named})"
 
 
 def _skipped(output: str) -> Iterable[str]:
     for line in output.splitlines():
         if match := re.match(r"SKIPPED \[\d+\] (\S+?)(?::\d+)?: (.*)", line):
-            yield f"{Path(match[1]).name}: {match[2]}"
+            yield f"{Path(match[1]).name}: {match[2].split(': ')[0]}"
 
 
 def said(output: str) -> str:

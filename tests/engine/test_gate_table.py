@@ -60,7 +60,7 @@ def test_skipped_tests_are_told_with_their_reasons(table: Any) -> None:
 
     assert [
         "- watched.py: it does not offer verify_batch (in 2 of 3 parts: odd; aligned)",
-        "- test_x.py: no device: none (in 1 of 3 parts: aligned)",
+        "- test_x.py: no device (in 1 of 3 parts: aligned)",
     ] == [line for line in lines if line.startswith("- ")]
     assert [] == list(table.skipped_lines({"odd": "40 passed in 3 s"}))
 
