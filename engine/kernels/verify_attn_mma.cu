@@ -33,7 +33,7 @@
 // Such a tile is one block's, and all wait for it: what costs it a microsecond costs the launch one.
 //
 // The launches may overlap with their neighbours (griddepcontrol): before the wait, only addresses
-// and prefetches into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
+// and a prefetch into L2. The tile -> split table depends on the grid and n_slots alone, and nothing
 // is summed by atomics: the same inputs give the same bits.
 //
 // What decided, on an H200 (H/M/L: heads, nodes, committed tokens):
@@ -193,16 +193,13 @@ __device__ __forceinline__ void attend(
         return LIGHT ? light_splits(tiles, splits) : splits;
     };
     if (warp == 0) {
-        // Tables that the kernel ahead has yet to write mislead no more than these prefetches.
-        i64 at = place(split);
-        int tiles = tiles_of(read_now(n_slots_at)), second = split + splits_of(tiles);
-#pragma unroll 1
-        for (int i = 0;; ++i) {
+        // One block of those on the same tiles, and the first tile alone: more are in its copies' way. A table
+        // that the kernel ahead has yet to write misleads no more than this.
+        if (blockIdx.x == 0) {
+            i64 at = place(split);
             if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
                 asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(rows + at * TILE_BYTES),
                              "r"(TILE_BYTES));
-            if (i || second >= tiles) break;
-            at = place(second);
         }
         if (lane == 0) {
             barrier_init(full, 1);

@@ -300,18 +300,11 @@ __device__ __forceinline__ void attend(
         barrier_init(empty + 8, 8);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if (warp == 4) {
-        // Tables that the kernel ahead has yet to write mislead no more than these prefetches.
+    if (warp == 4 && blockIdx.x == 0) {
+        // One block of those on the same tiles, and the first tile alone, as in verify_attn_mma.cu.
         i64 at = place(split);
-        int tiles = ((int)read_now(n_slots_at) + KEYS - 1) / KEYS;
-        int second = split + splits_in_use(tiles, gridDim.y);
-#pragma unroll 1
-        for (int i = 0;; ++i) {
-            if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
-                prefetch_tile(map, (int)at * KEYS);
-            if (i || second >= tiles) break;
-            at = place(second);
-        }
+        if (lane == 0 && (u64)at < (u64)n_pages * page_tiles)  // -1 is no page
+            prefetch_tile(map, (int)at * KEYS);
     }
     wait_for_predecessor();
     let_successor_start();
