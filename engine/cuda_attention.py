@@ -18,12 +18,16 @@ from typing import Any, NamedTuple
 
 from kdtr.engine import cuda_hopper
 from kdtr.engine.cuda_cuts import (
+    MMA_ROWS,
     MOST_SPLITS,
+    RESERVED_BYTES,
     Cut,
     DeviceSize,
     choose_cut,
-    light_splits,
     merge_parts,
+    mma_have_sms,
+    mma_shared_bytes,
+    mma_stages,
 )
 from kdtr.engine.cuda_launch import launch
 
@@ -34,8 +38,6 @@ GetKernel = Callable[[str], Kernel]
 SWIZZLED_LATENT, SWIZZLED_ROPE = 512, 64
 
 _MMA_THREADS, _MERGE_THREADS = 128, 128
-# Dynamic shared memory of verify_attn_mma_<rows>, by rows; the .cu asserts the same numbers.
-MMA_SHARED_BYTES = {32: 96_432, 16: 81_072}
 # Of the plain kernel.
 _HEADS_PER_BLOCK, _CHUNK = 4, 32
 _MOST_BLOCKS_Y = 65_535  # of a grid
@@ -213,12 +215,12 @@ def _verify_attn_fast(
         source = cuda_hopper.tile_map(layer.rows)
     else:
         split = mma(f"verify_attn_mma_{cut.rows}{name}")
-        threads, shared = _MMA_THREADS, MMA_SHARED_BYTES[cut.rows]
+        stages = mma_stages(cut, n * h, max_slots, device)
+        threads, shared = _MMA_THREADS, mma_shared_bytes(cut.rows, stages)
         source = layer.rows
-        light = light_splits(-(-max_slots // cut.tile), splits) if light_rows else 0
-        if (row_blocks - (light_rows > 0)) * splits + light <= device.n_sms:
-            # Where each can have an SM to itself: they start while the kernel ahead still holds
-            # some SMs, and two would share one of the others.
+        if mma_have_sms(cut, n * h, max_slots, device):
+            # They start while the kernel ahead still holds some SMs, and two would share one of
+            # the others.
             shared = max(shared, device.shared_bytes // 2)
     if split.max_dynamic_shared_size_bytes < shared:
         split.preferred_shared_memory_carveout = 100  # per cent: room for two blocks on an SM
@@ -257,7 +259,7 @@ def device_size(device: int) -> DeviceSize:
 
     attributes = cp.cuda.Device(device).attributes
     shared_bytes = attributes["MaxSharedMemoryPerMultiprocessor"]
-    blocks = shared_bytes // (MMA_SHARED_BYTES[32] + 1024)
+    blocks = shared_bytes // (mma_shared_bytes(max(MMA_ROWS)) + RESERVED_BYTES)
     return DeviceSize(attributes["MultiProcessorCount"], max(1, min(2, blocks)), shared_bytes)
 
 

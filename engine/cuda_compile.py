@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kdtr.engine import cuda_hopper
+from kdtr.engine.cuda_cuts import RESERVED_BYTES
 from kdtr.engine.cuda_modules import CUDA_DTYPES, HOPPER_FILES, KERNELS, files, options
 
 ARCHITECTURES = ("sm_90", "sm_100", "sm_120")
 MAX_SHARED_BYTES = 101_376  # a block's on sm_120, of which the system takes the next
-RESERVED_BYTES = 1_024
 MAX_HOPPER_SHARED_BYTES = 233_472  # likewise, of Hopper
 MAX_SPILL_BYTES = 16
 MAX_FRAME_BYTES = 64  # sinf takes 40

@@ -15,8 +15,12 @@ from kdtr.engine import cuda_hopper
 
 TILE = 32  # slots, of verify_attn_mma; cuda_hopper.TILE of verify_attn_wgmma
 MOST_SPLITS = 512  # that the merge has room for; the .cu has the same number
+RESERVED_BYTES = 1_024  # of the shared memory of each block, by the system
 
 _FEW, _MANY = 16, 32  # rows a block of verify_attn_mma; the first, a last block with no more
+MMA_ROWS = (_FEW, _MANY)
+# Shared memory of verify_attn_mma ahead of its stages, by rows (the .cu asserts it); of a stage.
+_AHEAD_OF_STAGES, _STAGE_BYTES = {_FEW: 7_424, _MANY: 22_784}, TILE * 1_152
 _MERGE_BLOCKS_PER_SM = 9
 
 # Microseconds on an H200 (benchmarks/kernels/verify_attn.py --sweep). They choose a cut, nothing
@@ -25,8 +29,9 @@ _TILE_US = {_MANY: (1.5, 2.0), _FEW: (1.0, 1.28)}  # one block on an SM, two
 _WGMMA_TILE_US = 1.7
 _MOST_WAVES = 4
 _WAVE_US = 3.0  # what a wave of blocks costs besides its tiles
-_CACHE_BYTES_PER_US = 4.3e6
-_BLOCK_BYTES_PER_US = 0.025e6
+_CACHE_BYTES_PER_US = {2: 4.2e6, 3: 4.3e6}  # by stages
+_BLOCK_BYTES_PER_US = {2: 0.025e6, 3: 0.034e6}
+_TILES_FOR_THREE = 8  # tiles a block, from which on a third stage gains what its memory costs
 _MERGE_US = 1.5
 _PARTIAL_US_PER_MB = 0.45  # of partial results, written and read
 
@@ -100,22 +105,25 @@ def _mma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:
 
     Small blocks make more of a short sequence: two rounds of one take less than one of a large one.
     """
-    slots = _typical(max_slots)
-    tiles = -(-slots // TILE)
 
-    def cost(cut: Cut) -> float:
+    def cost(cut: Cut, slots: int) -> float:
+        tiles = -(-slots // TILE)
         splits, light_rows = splits_in_use(tiles, cut.splits), cut.light_rows(n_rows)
         light = light_splits(tiles, splits) if light_rows else 0
         blocks = (cut.row_blocks(n_rows) - (light > 0)) * splits + light
         tile_us = _TILE_US[cut.rows][blocks > device.n_sms]
         waves = -(-blocks // (device.n_sms * device.blocks_per_sm))
         compute = waves * (-(-tiles // splits) * tile_us + _WAVE_US)
-        cache = slots * 1152 / min(_CACHE_BYTES_PER_US, blocks * _BLOCK_BYTES_PER_US)
+        stages = mma_stages(cut, n_rows, max_slots, device)
+        rate = min(_CACHE_BYTES_PER_US[stages], blocks * _BLOCK_BYTES_PER_US[stages])
+        cache = slots * 1152 / rate
         return max(compute, cache) + _merge_us(
             splits, (n_rows - light_rows) * splits + light_rows * light
         )
 
     choices: list[Cut] = []
+    slots = _typical(max_slots)
+    tiles = -(-slots // TILE)
     most = min(max(1, -(-max_slots // TILE)), MOST_SPLITS)
     # Fewer than fill the device, whose partial results the merge has sooner: those that share the
     # tiles evenly.
@@ -127,7 +135,29 @@ def _mma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:
         fills = {max(1, 5 * (i + 1) * device.n_sms // fifths) for i in range(device.blocks_per_sm)}
         wanted = fills | {splits for splits in even if splits <= max(fills)}
         choices += (Cut(rows, splits) for splits in sorted({min(s, most) for s in wanted}))
-    return min(choices, key=cost)
+    # Of those that take as long, the one that is the fastest where the bucket begins.
+    return min(choices, key=lambda cut: (cost(cut, slots), cost(cut, max_slots // 2 + 1)))
+
+
+def mma_have_sms(cut: Cut, n_rows: int, max_slots: int, device: DeviceSize) -> bool:
+    """Whether each block of verify_attn_mma that finds work can have an SM to itself."""
+    light_rows = cut.light_rows(n_rows)
+    light = light_splits(-(-max_slots // TILE), cut.splits) if light_rows else 0
+    blocks = (cut.row_blocks(n_rows) - (light_rows > 0)) * cut.splits + light
+    return blocks <= device.n_sms
+
+
+def mma_stages(cut: Cut, n_rows: int, max_slots: int, device: DeviceSize) -> int:
+    """Tiles that such a block has room for, one to multiply and the others under way: 2 or 3."""
+    many_tiles = max_slots >= _TILES_FOR_THREE * cut.splits * TILE
+    fits = device.shared_bytes >= mma_shared_bytes(_FEW, 3) + RESERVED_BYTES
+    takes_three = cut.rows == _FEW and many_tiles and fits
+    return 3 if takes_three and mma_have_sms(cut, n_rows, max_slots, device) else 2
+
+
+def mma_shared_bytes(rows: int, stages: int = 2) -> int:
+    """Dynamic, of verify_attn_mma_<rows>."""
+    return _AHEAD_OF_STAGES[rows] + stages * _STAGE_BYTES
 
 
 def _wgmma_cut(n_rows: int, max_slots: int, device: DeviceSize) -> Cut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kdtr.engine import cuda_attention, cuda_experts, cuda_hopper, cuda_linear, cuda_router
+from kdtr.engine import cuda_cuts, cuda_experts, cuda_hopper, cuda_linear, cuda_router
 
 MOST_NODES = 9_985  # the largest bucket of rows whose parents fit the shared memory asked for
 MOST_NOPE, MOST_ROPE, MOST_LATENT = 256, 256, 1024  # what a model may have, by dimension
@@ -12,8 +12,8 @@ _BYTES = {
     **cuda_router.SHARED_BYTES,
     **cuda_experts.SHARED_BYTES,
     **{
-        f"verify_attn_mma_{rows}{scores}": n_bytes
-        for rows, n_bytes in cuda_attention.MMA_SHARED_BYTES.items()
+        f"verify_attn_mma_{rows}{scores}": cuda_cuts.mma_shared_bytes(rows)
+        for rows in cuda_cuts.MMA_ROWS
         for scores in ("", "_scores")
     },
     "verify_attn_wgmma": cuda_hopper.SHARED_BYTES,
@@ -25,5 +25,5 @@ _BYTES = {
 
 
 def dynamic_shared_bytes(kernel: str) -> int:
-    """Bytes, at the most that its launcher asks for; 0 for a kernel that takes none."""
+    """Bytes, at the most that its launcher asks for on sm_120; 0 for a kernel that takes none."""
     return _BYTES.get(kernel, 0)

@@ -11,7 +11,7 @@ from device_kernels import Kernels
 
 from kdtr.engine import cuda_attention as attention
 from kdtr.engine import cuda_hopper
-from kdtr.engine.cuda_cuts import Cut
+from kdtr.engine.cuda_cuts import MMA_ROWS, Cut
 
 _PLAIN_SPLIT = 100  # slots a split, of the plain kernel
 
@@ -42,7 +42,7 @@ class Device(Kernels):
     def block_rows(self, page_size: int) -> tuple[int, ...]:
         """Rows a block of each fast kernel that takes such pages."""
         takes = self.hopper and page_size % cuda_hopper.TILE == 0
-        return (*sorted(attention.MMA_SHARED_BYTES), *([cuda_hopper.ROWS] if takes else []))
+        return (*MMA_ROWS, *([cuda_hopper.ROWS] if takes else []))
 
 
 class Captured:

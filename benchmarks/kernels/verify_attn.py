@@ -26,7 +26,7 @@ from attention_table import table
 from attention_times import one, parts, sweep, time_shapes
 from table_head import output_of
 
-from kdtr.engine.cuda_attention import MMA_SHARED_BYTES
+from kdtr.engine.cuda_cuts import MMA_ROWS
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
     device.cp.cuda.Stream(non_blocking=True).use()
     query = "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"
     print(output_of("nvidia-smi", query, "--format=csv,noheader"))
-    for rows in MMA_SHARED_BYTES:
+    for rows in MMA_ROWS:
         kernel = device.getter("verify_attn_mma", "bf16")(f"verify_attn_mma_{rows}")
         print(
             f"{rows} rows a block: {kernel.num_regs} registers, "

@@ -5,7 +5,8 @@
 // (one cached row: 512 latent elements, then 64 rope elements; the value is the latent part).
 //
 // A block takes 16 or 32 rows (cuda_cuts.py says which) and the tiles split, split + splits, ... of 32
-// slots. Tile t of the cache is 36,864 contiguous bytes: one bulk copy, two stages of them. The grid has
+// slots. Tile t of the cache is 36,864 contiguous bytes: one bulk copy, two stages of them, or three
+// where a block of 16 rows has an SM's memory to itself. The grid has
 // splits for the most slots of a bucket; how many of them share the tiles is decided here, from n_slots,
 // and the others leave. Where blocks have 32 rows, a last one of 16 or fewer does half the work a tile,
 // and so shares its tiles among fewer blocks. The merge joins the splits; with one split there is none,
@@ -61,21 +62,23 @@ constexpr int STEPS = 9;          // k16 steps of a quarter of the row
 constexpr int QUARTER_BYTES = 288;
 constexpr int COLUMN_TILES = 16;  // n8 tiles of a warp's 128 columns
 
-// Offsets in dynamic shared memory; the launcher knows the totals.
-constexpr int PARTIALS_AT = 2 * TILE_BYTES;
+// Offsets in dynamic shared memory: the stages last, two or, of 16 rows, three, as the launcher has asked memory
+// for. The light block of 32 rows has two.
 template <int OCTETS>
 struct Shared {
     // Steps of the query that registers do not hold (spills cost more).
     static constexpr int FAR_STEPS = OCTETS == 4 ? 2 : 0;
+    static constexpr int MOST_STAGES = OCTETS == 4 ? 2 : 3;
+    static constexpr int PARTIALS_AT = 0;
     static constexpr int FAR_AT = PARTIALS_AT + OCTETS * 3 * 1024;
     static constexpr int P_AT = FAR_AT + FAR_STEPS * OCTETS * WARPS * 256;
     static constexpr int ALPHA_AT = P_AT + OCTETS * 512;
     static constexpr int MOVED_AT = ALPHA_AT + 8 * 4 * 4;
     static constexpr int BARRIERS_AT = MOVED_AT + 16;
-    static constexpr int BYTES = BARRIERS_AT + 4 * 8;
+    static constexpr int STAGES_AT = (BARRIERS_AT + 2 * MOST_STAGES * 8 + 127) / 128 * 128;
 };
-static_assert(Shared<4>::BYTES == 96432, "cuda_attention.py knows it");
-static_assert(Shared<2>::BYTES == 81072, "cuda_attention.py knows it");
+static_assert(Shared<4>::STAGES_AT == 22784, "cuda_cuts.py knows it");
+static_assert(Shared<2>::STAGES_AT == 7424, "cuda_cuts.py knows it");
 
 __device__ __forceinline__ void copy_tile(u32 to, const char* from, u32 n_bytes, u32 bar) {
     barrier_expect(bar, n_bytes);
@@ -177,7 +180,13 @@ __device__ __forceinline__ void attend(
     constexpr bool KEEPS_SEEN = M == 1;
     extern __shared__ __align__(1024) char memory[];
     u32 base = shared_address(memory);
-    u32 full = base + Layout::BARRIERS_AT, empty = full + 16;
+    u32 full = base + Layout::BARRIERS_AT, empty = full + Layout::MOST_STAGES * 8;
+    int stages = 2;
+    if (M == 1) {
+        u32 n_bytes;
+        asm volatile("mov.u32 %0, %%dynamic_smem_size;" : "=r"(n_bytes));
+        stages = min((n_bytes - Layout::STAGES_AT) / TILE_BYTES, (u32)Layout::MOST_STAGES);
+    }
     int warp = __shfl_sync(~0u, (int)(threadIdx.x >> 5), 0), lane = threadIdx.x & 31;
     int split = blockIdx.y, first_row = blockIdx.x * ROWS, n_rows = n * h;
 
@@ -202,10 +211,11 @@ __device__ __forceinline__ void attend(
                              "r"(TILE_BYTES));
         }
         if (lane == 0) {
-            barrier_init(full, 1);
-            barrier_init(full + 8, 1);
-            barrier_init(empty, WARPS);
-            barrier_init(empty + 8, WARPS);
+#pragma unroll
+            for (int i = 0; i < Layout::MOST_STAGES; ++i) {
+                barrier_init(full + i * 8, 1);
+                barrier_init(empty + i * 8, WARPS);
+            }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncwarp();
@@ -222,17 +232,18 @@ __device__ __forceinline__ void attend(
     int n_tiles = tiles_of_split(cache_tiles, split, splits);
 
     // Tile k of this block is tile split + k splits of the cache.
-    auto start_copy = [&](int k, i64 at) {
+    auto start_copy = [&](int k, int stage, i64 at) {
         int left = n_slots - (split + k * splits) * KEYS;
-        copy_tile(base + (k & 1) * TILE_BYTES, rows + at * TILE_BYTES,
-                  left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + (k & 1) * 8);
+        copy_tile(base + Layout::STAGES_AT + stage * TILE_BYTES, rows + at * TILE_BYTES,
+                  left < KEYS ? left * ROW_BYTES : TILE_BYTES, full + stage * 8);
     };
     if (warp == 0) {
-        if (lane == 0) start_copy(0, places);
-        if (n_tiles > 1) {
-            places = place(split + lane * splits);  // from now on, of this block's tile 32 i + lane
-            i64 second = __shfl_sync(~0u, places, 1);
-            if (lane == 0) start_copy(1, second);
+        if (lane == 0) start_copy(0, 0, places);
+        if (n_tiles > 1) places = place(split + lane * splits);  // from now on, of this block's tile 32 i + lane
+#pragma unroll 1
+        for (int k = 1; k < stages && k < n_tiles; ++k) {
+            i64 at = __shfl_sync(~0u, places, k);
+            if (lane == 0) start_copy(k, k, at);
         }
     }
 
@@ -275,13 +286,14 @@ __device__ __forceinline__ void attend(
         key_at[j] = ((lane & 7) + (lane >> 4) * 8) * ROW_BYTES + (2 * warp + ((warp + j) >> 2)) * 128 +
                     (chunk ^ (lane & 7)) * 16;
     }
-    u32 partials = base + PARTIALS_AT + lane * 16, p_at = base + Layout::P_AT + lane * 16;
+    u32 partials = base + Layout::PARTIALS_AT + lane * 16, p_at = base + Layout::P_AT + lane * 16;
     u32 alpha_at = base + Layout::ALPHA_AT + (lane >> 2) * 16, moved_at = base + Layout::MOVED_AT;
     constexpr int OWN = OCTETS - 1;  // mask: this warp's first octet is warp & OWN
 
+    int stage = 0, parity = 0;  // of tile k
 #pragma unroll 1
     for (int k = 0; k < n_tiles; ++k) {
-        u32 tile = base + (k & 1) * TILE_BYTES;
+        u32 tile = base + Layout::STAGES_AT + stage * TILE_BYTES;
         float s[M][4][4];  // [16 rows][8 keys]
 #pragma unroll
         for (int m = 0; m < M; ++m)
@@ -289,7 +301,7 @@ __device__ __forceinline__ void attend(
             for (int t = 0; t < 4; ++t)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) s[m][t][e] = 0.f;
-        barrier_wait(full + (k & 1) * 8, (k >> 1) & 1);
+        barrier_wait(full + stage * 8, parity);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             u32 low[4], high[4];
@@ -304,13 +316,14 @@ __device__ __forceinline__ void attend(
                 mma(s[m][2], q[step][m], high[0], high[1]);
                 mma(s[m][3], q[step][m], high[2], high[3]);
             }
-            // The other stage is free once every warp has left the tile before this one.
-            if (step == 2 && warp == 0 && k >= 1 && k + 1 < n_tiles) {
-                if (((k + 1) & 31) == 0 && k + 1 + lane < n_tiles)
-                    places = place(split + (k + 1 + lane) * splits);
-                i64 at = __shfl_sync(~0u, places, (k + 1) & 31);
-                barrier_wait(empty + ((k + 1) & 1) * 8, ((k - 1) >> 1) & 1);
-                if (lane == 0) start_copy(k + 1, at);
+            // The stage before this one is free once every warp has left the tile before this one.
+            int next = k + stages - 1;
+            if (step == 2 && warp == 0 && k >= 1 && next < n_tiles) {
+                int before = stage ? stage - 1 : stages - 1;
+                if ((next & 31) == 0 && next + lane < n_tiles) places = place(split + (next + lane) * splits);
+                i64 at = __shfl_sync(~0u, places, next & 31);
+                barrier_wait(empty + before * 8, stage ? parity : parity ^ 1);
+                if (lane == 0) start_copy(next, before, at);
             }
         }
 
@@ -463,7 +476,11 @@ __device__ __forceinline__ void attend(
             }
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(empty + (k & 1) * 8);
+        if (lane == 0) barrier_arrive(empty + stage * 8);
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
     }
 
     if (out) {  // this block had all tiles

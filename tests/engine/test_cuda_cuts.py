@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdtr.engine.cuda_cuts import (
+    MMA_ROWS,
     MOST_SPLITS,
     Cut,
     DeviceSize,
     choose_cut,
     light_splits,
     merge_parts,
+    mma_have_sms,
+    mma_shared_bytes,
+    mma_stages,
     splits_in_use,
     wgmma_fits,
 )
@@ -83,15 +87,52 @@ def test_where_hoppers_kernel_fits() -> None:
     assert not wgmma_fits(17, 32), "half a tile a page"
 
 
-@pytest.mark.parametrize(("max_slots", "each"), [(2_048, 1), (16_384, 3), (131_072, 17)])
+@pytest.mark.parametrize(("max_slots", "each"), [(2_048, 1), (16_384, 3), (131_072, 24)])
 def test_splits_share_the_tiles_evenly_where_that_is_as_quick(max_slots: int, each: int) -> None:
     """One row of eight heads on an H200, in the middle of the bucket: no block has a tile less."""
     tiles = max_slots * 3 // 4 // 32
 
     cut = choose_cut(8, max_slots, 64, DEVICES["H200"], hopper=True)
 
-    assert (16, -(-tiles // each)) == cut
-    assert cut.splits == splits_in_use(tiles, cut.splits)
+    assert cut.rows == 16
+    assert splits_in_use(tiles, cut.splits) == -(-tiles // each) == tiles // each
+
+
+def test_of_cuts_that_take_as_long_the_one_that_is_faster_where_the_bucket_begins() -> None:
+    """128 and 132 splits share 384 tiles alike, by three; 257 by three and by two."""
+    cut = choose_cut(8, 16_384, 64, DEVICES["H200"], hopper=True)
+
+    assert cut == (16, 132)
+    assert 129 == splits_in_use(257, cut.splits)
+    assert 86 == splits_in_use(257, 128)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "splits", "max_slots", "stages"),
+    [
+        ("H200", 16, 132, 131_072, 3),
+        ("H200", 16, 132, 132 * 8 * 32, 3),
+        ("H200", 16, 132, 132 * 8 * 32 - 1, 2),  # fewer than eight tiles a block
+        ("H200", 16, 133, 131_072, 2),  # two blocks on an SM
+        ("H200", 32, 66, 131_072, 2),
+        ("RTX PRO 6000", 16, 132, 131_072, 2),  # no room for three
+    ],
+)
+def test_a_block_with_an_sm_to_itself_and_many_tiles_has_three_stages(
+    device: str, rows: int, splits: int, max_slots: int, stages: int
+) -> None:
+    assert stages == mma_stages(Cut(rows, splits), 8, max_slots, DEVICES[device])
+
+
+def test_what_a_block_takes_is_there() -> None:
+    assert {16: 81_152, 32: 96_512} == {rows: mma_shared_bytes(rows) for rows in MMA_ROWS}
+    for device in DEVICES.values():
+        for splits in (1, 14, 132, 188, 300):
+            cut = Cut(16, splits)
+            alone = mma_have_sms(cut, 8, 1 << 22, device)
+            n_bytes = mma_shared_bytes(16, mma_stages(cut, 8, 1 << 22, device))
+            assert alone == (splits <= device.n_sms)
+            assert n_bytes + 1_024 <= device.shared_bytes // (1 if alone else device.blocks_per_sm)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class CudaFault:
     file, before, after  a kernel's text; "" for a fault of the launcher
     fast                 of a kernel that bfloat16 and the sizes of cuda_models.NARROW take
     splits               of the tensor cores' attention at most, where it is judged
+    three_stages         there where an SM has the memory for three stages of it, and not elsewhere
     """
 
     seen_at: frozenset[str]
@@ -39,6 +40,7 @@ class CudaFault:
     after: str = ""
     fast: bool = False
     splits: int = 4
+    three_stages: bool = False
 
     def of_hopper(self) -> bool:
         """Whether it is planted in a kernel that Hopper alone has."""
@@ -155,6 +157,15 @@ FAULTS: dict[str, CudaFault] = {
         "min((int)(16 * step + (thread & 15)), n_slots - first - 1)",
         "(int)(16 * step + (thread & 15))",
         fast=True,
+    ),
+    "fast_third_stage_is_the_first": CudaFault(
+        frozenset({"scores", "out_latent"}),
+        "verify_attn_mma",
+        "u32 tile = base + Layout::STAGES_AT + stage * TILE_BYTES;",
+        "u32 tile = base + Layout::STAGES_AT + stage % 2 * TILE_BYTES;",
+        fast=True,
+        splits=1,  # five tiles
+        three_stages=True,
     ),
     # The same on Hopper. With one split a block has three tiles, for two stages
     "hopper_rows_see_what_those_above_see": CudaFault(

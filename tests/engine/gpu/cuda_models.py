@@ -14,6 +14,8 @@ from kdtr.conformance.case import CasePlan, Planted
 from kdtr.conformance.golden import record_bundle
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.contract import ModelConfig
+from kdtr.engine.cuda_attention import device_size
+from kdtr.engine.cuda_cuts import RESERVED_BYTES, mma_shared_bytes
 
 # benchmarks/kernels/small_rounds.py has the same.
 WIDE = ModelConfig.tiny().replace(
@@ -54,6 +56,14 @@ def needs_hopper() -> None:
     found = pytest.importorskip("cupy").cuda.Device().compute_capability
     if found != "90":
         pytest.skip(f"kernels of wgmma are Hopper's (90); this device has {found}")
+
+
+def needs_three_stages() -> None:
+    """Skips the test where an SM has not the memory for three stages of the attention."""
+    needed = mma_shared_bytes(16, 3) + RESERVED_BYTES
+    found = device_size(pytest.importorskip("cupy").cuda.Device().id).shared_bytes
+    if found < needed:
+        pytest.skip(f"three stages take {needed} bytes of an SM; this device's have {found}")
 
 
 def record_narrow(path: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 import cuda_faults
 import pytest
 from cuda_faults import FAULTS, faulty_kernels
-from cuda_models import needs_hopper, record_narrow
+from cuda_models import needs_hopper, needs_three_stages, record_narrow
 from test_attention_values import check_behind_the_last_slot
 from test_large_index import SLOTS, C, R, check_far_rows, check_rows, large_cache
 
@@ -87,6 +87,12 @@ def test_the_honest_engine_passes_where_the_fast_kernels_run(narrow: Path, page_
     assert (True, []) == judged("cuda", {"dtype": "bfloat16", "page_size": page_size}, narrow)
 
 
+def test_the_honest_engine_passes_where_a_block_has_all_tiles(narrow: Path) -> None:
+    """More than it has stages for."""
+    options = {**FAST_OPTIONS, "splits": 1, "fault": "none"}
+    assert (True, []) == judged("cuda_faults:make_engine", options, narrow)
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 def test_the_honest_engine_passes_where_hoppers_own_attention_runs(
     narrow: Path, splits: int
@@ -110,6 +116,8 @@ def test_the_gate_kills_it_in_a_fast_kernel_and_names_the_stage(narrow: Path, na
     fault = FAULTS[name]
     if fault.of_hopper():
         needs_hopper()
+    if fault.three_stages:
+        needs_three_stages()
     options = {**FAST_OPTIONS, "splits": fault.splits, "hopper": fault.of_hopper()}
     passed, findings = judged("cuda_faults:make_engine", {"fault": name, **options}, narrow)
 
