@@ -84,14 +84,18 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="a folder for what each part prints")
     parser.add_argument("--jobs", type=int, default=1, help="parts at a time; seconds then mix")
     parser.add_argument("--workers", type=int, default=1, help="of pytest-xdist, in tests and laws")
+    parser.add_argument("--only", default="", metavar="REGEX", help="parts with such a name")
     parser.add_argument("--profile", default="ci", help="of Hypothesis, for the laws")
     args = parser.parse_args()
     try:
-        head = _head()
+        head = _head(whole=not args.only)
     except UnsupportedError as error:
         sys.exit(f"gate-gpu: {error}")
     with TemporaryDirectory() as folder:
-        text, bad = _judge(list(_parts(args, Path(folder))), args)
+        parts = [part for part in _parts(args, Path(folder)) if re.search(args.only, part.name)]
+        if not parts:
+            sys.exit(f"gate-gpu: no part's name has {args.only!r} in it")
+        text, bad = _judge(parts, args)
     text = "\n".join([*head, *text]) + "\n"
     print(text)
     if args.out:
@@ -122,7 +126,7 @@ def _judge(parts: list[Part], args: argparse.Namespace) -> tuple[list[str], bool
             print(lines[-1], flush=True)
             if done.status:
                 print(done.output[-6000:], flush=True)
-    if not shutil.which("compute-sanitizer"):
+    if not shutil.which("compute-sanitizer") and re.search(args.only, "compute-sanitizer"):
         lines.append("| compute-sanitizer | not run: not installed | | |")
     lines += [*near_tie_lines(reports), *skipped_lines(outputs), "", "## What each part did", ""]
     lines += [f"- {name}: {DID[name]}" for name in dict.fromkeys(part.did for part in parts)]
@@ -224,7 +228,7 @@ def _parts(args: argparse.Namespace, folder: Path) -> Iterator[Part]:
             )
 
 
-def _head() -> list[str]:
+def _head(*, whole: bool) -> list[str]:
     cupy = import_cupy()
     runtime = cupy.cuda.runtime
     commit = subprocess.run(
@@ -236,7 +240,7 @@ def _head() -> list[str]:
         text=True,
     ).stdout.split()
     return [
-        "# The gate of the CUDA engine",
+        "# The gate of the CUDA engine" + ("" if whole else ": a part of it, and no gate"),
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, {runtime.getDeviceProperties(0)['name'].decode()}, driver "
         f"{driver[0] if driver else 'unknown'}, CUDA {runtime.runtimeGetVersion()}, CuPy "
