@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ _UINT16, _SWIZZLE_128_BYTES, _PROMOTE_256_BYTES = 1, 3, 3
 _MOST_MAPS = 4_096  # kept, by address and sizes
 _MAP_WORDS = 16
 _GROUPS = 3  # of columns, a copy
+
+# Binaries of this process, by NVRTC, source, name and options. CuPy keeps what it has loaded, by
+# path, for good.
+_BINARIES: dict[tuple[Any, ...], tuple[Any, Path]] = {}
 
 
 class TensorMap(ctypes.Structure):
@@ -92,22 +96,38 @@ def _encoded(
 
 
 def compiled(cupy: Any, source: str, name: str, options: tuple[str, ...]) -> Any:
-    """A cupy.RawModule for sm_90a. Raises cupy.cuda.compiler.CompileException."""
+    """A cupy.RawModule for sm_90a, compiled once in a process.
+
+    Raises cupy.cuda.compiler.CompileException.
+    """
+    nvrtc = cupy.cuda.nvrtc
+    key = id(nvrtc), source, name, options
+    if key not in _BINARIES:
+        path = Path(_folder().name) / f"{len(_BINARIES)}-{name}.cubin"
+        path.write_bytes(_binary(cupy, source, name, options))
+        _BINARIES[key] = nvrtc, path
+    module = cupy.RawModule(path=str(_BINARIES[key][1]))
+    module.compile()  # reads the file
+    return module
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Until the process ends: CuPy may read a binary again."""
+    return tempfile.TemporaryDirectory()
+
+
+def _binary(cupy: Any, source: str, name: str, options: tuple[str, ...]) -> bytes:
     nvrtc = cupy.cuda.nvrtc
     program = nvrtc.createProgram(source, name, (), ())
     options = (f"-arch={ARCHITECTURE}", *options)
     try:
         nvrtc.compileProgram(program, options)
-        binary = nvrtc.getCUBIN(program)
+        binary: bytes = nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
         failure = cupy.cuda.compiler.CompileException
         raise failure(log, source, name, options, "nvrtc") from None
     finally:
         nvrtc.destroyProgram(program)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"{name}.cubin"
-        path.write_bytes(binary)
-        module = cupy.RawModule(path=str(path))
-        module.compile()  # reads the file
-    return module
+    return binary

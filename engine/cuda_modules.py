@@ -7,6 +7,8 @@ kernel that does not compile is refused before a model is loaded. CuPy keeps the
 
 from __future__ import annotations
 
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,20 @@ CUDA_DTYPES = ("float32", "bfloat16")
 
 
 def options(dtype: str) -> tuple[str, ...]:
-    """NVRTC's, without the architecture."""
+    """NVRTC's, without the architecture: one set for all that is compiled, by whom it may be.
+
+    CuPy adds -ftz=true by itself, to its own; and it knows a binary on disk by the options and the
+    text of the file, not by the headers: so an option names these.
+    """
     storage = ("-DSTORE_BF16",) if dtype == "bfloat16" else ()
-    return ("-std=c++17", f"-I{KERNELS}", *storage)
+    return ("-std=c++17", "-ftz=true", f"-I{KERNELS}", f"-DHEADERS={_headers(KERNELS)}", *storage)
+
+
+@cache
+def _headers(folder: Path) -> str:
+    """A name of what they hold."""
+    texts = [header.read_bytes() for header in sorted(folder.glob("*.cuh"))]
+    return "h" + sha256(b"\0".join(texts)).hexdigest()
 
 
 def files(dtype: str) -> tuple[str, ...]:

@@ -117,6 +117,24 @@ def test_all_kernels_give_the_same_bits(bfloat16: Any, file: str, o: int, i: int
         assert np.array_equal(first[:counted], bits[:counted]), which
 
 
+@pytest.mark.parametrize("exponent", [-64, -66, -68])
+def test_sums_below_the_normal_numbers_agree_too(bfloat16: Any, file: str, exponent: int) -> None:
+    """Eight products of 2^-128, 2^-132 and 2^-136: whether such sums are 0 is one of the bits."""
+    n, o, i = 25, 576, 8
+    with bfloat16.turn:
+        x, weight = (
+            bfloat16.upload_weight(np.full(s, 2.0**exponent, np.float32)) for s in ((n, i), (o, i))
+        )
+        found = {}
+        for name in (fitting(o, "linear")[0], *fitting(o, file)):
+            out = bfloat16._empty((n, o), np.uint16)
+            get = kernel_of(bfloat16, cuda_linear.file_of(name))
+            cuda_linear.run(get, name, x, weight, out, None)
+            found[name] = out.get().tobytes()
+
+    assert 1 == len(set(found.values())), found.keys()
+
+
 @dataclass(frozen=True)
 class Operation:
     """Of rows: x [n, *] -> out [n, *row].
