@@ -74,11 +74,11 @@ class GraphOperations(CudaDevice):
 
         stream = self.turn.stream
         with self._cupy.cuda.using_allocator(malloc if guard is None else guard.malloc):
-            stream.begin_capture()
             try:
+                stream.begin_capture()
                 result = program()
             except BaseException:
-                with suppress(Exception):  # the capture is invalid: the first error is the one
+                with suppress(Exception):  # a capture is invalid: the first error is the one
                     stream.end_capture()
                 raise
             graph = stream.end_capture()

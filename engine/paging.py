@@ -61,8 +61,8 @@ class PagedCache:
             physical = len(self._host_table) - 1 - logical
             self._host_table[logical] = physical
             self._kernels.poison_rows(self.rows, physical * self.page_size, self.page_size)
-        self._n_mapped = wanted
         self._kernels.overwrite(self.page_table, self._host_table)
+        self._n_mapped = wanted  # last: what is interrupted before is done again
 
     def unmap_all(self) -> None:
         """Take every page back; what they hold is unreadable from here on."""

@@ -93,6 +93,7 @@ class TreeSession:
         host_positions = checks.row_positions(positions, len(ids))  # [M]
         host_mask = checks.row_mask(mask, len(ids), self.committed_len)  # [M, L + M]
         self._cache.check_room("forward_tokens", self.committed_len, len(ids))
+        forward.kernels.check_row_count("forward_tokens", len(ids), forward.config)
 
         kernels = forward.kernels
         self._pending = None
@@ -113,6 +114,7 @@ class TreeSession:
         trace = self._watched(trace)
         ids = checks.token_ids("tokens", tokens, forward.config.vocab_size)
         self._cache.check_room("prefill", self.committed_len, len(ids))
+        forward.kernels.check_row_count("prefill", len(ids), forward.config)
 
         kernels, n = forward.kernels, len(ids)
         self._pending = None
@@ -145,6 +147,7 @@ class TreeSession:
         logits = checks.draft_logits(draft_logits, forward.config.vocab_size)
         n_drafts = checks.node_budget(budget)
         self._cache.check_room("build", self.committed_len, n_drafts + 1)
+        forward.kernels.check_tree(n_drafts + 1)
 
         parents, tokens = forward.kernels.build_best_first(logits, n_drafts)  # [n] each
         return DraftTree(tokens=(root, *tokens[1:].tolist()), parents=tuple(parents.tolist()))
@@ -164,8 +167,9 @@ class TreeSession:
         kernels, n = forward.kernels, len(tree)  # without the padding (PAD-1)
         all_targets, all_positions = kernels.all_to_host(on_device.targets, on_device.positions)
         targets, positions = tuple(all_targets[:n].tolist()), tuple(all_positions[:n].tolist())
-        self._pending = _Pending(tree.tokens, positions, tree, targets)
-        return Verified(logits=kernels.to_host(on_device.logits[:n]), targets=targets)
+        verified = Verified(logits=kernels.to_host(on_device.logits[:n]), targets=targets)
+        self._pending = _Pending(tree.tokens, positions, tree, targets)  # all of it is there
+        return verified
 
     def accept(
         self, tree: DraftTree, targets: Sequence[int] | None = None, *, limit: EmitLimit = NO_LIMIT
@@ -204,12 +208,13 @@ class TreeSession:
         checks.committable(acceptance, len(pending.tokens), parents, forward.config.vocab_size)
 
         kernels, path = forward.kernels, acceptance.path
-        kernels.commit_rows(
-            self._cache,
+        operands = (
             kernels.upload(np.array(path)),
             kernels.upload(np.array([acceptance.accept_len])),
             kernels.device_int(self.committed_len),
         )
+        self._pending = None  # rows that were moved once must not be moved again (COMMIT-5)
+        kernels.commit_rows(self._cache, *operands)
         self._advance(
             [pending.tokens[node] for node in path],
             [pending.positions[node] for node in path],

@@ -77,3 +77,23 @@ def test_a_page_is_never_larger_than_the_session(small: ModelConfig) -> None:
     cache.map_slots(5)
 
     assert 5 == cache.rows.shape[1]
+
+
+def test_an_interrupt_before_the_table_is_on_the_device_is_made_good(
+    small: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page is mapped when kernels can find it."""
+    kernels = HostKernels()
+    cache = PagedCache(kernels, small, capacity=10, page_size=4)
+    cache.map_slots(4)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "overwrite", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            cache.map_slots(8)
+    cache.map_slots(8)
+
+    assert [8, 4] == physical_rows(cache.page_table, 4, np.array([0, 4])).tolist()

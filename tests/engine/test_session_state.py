@@ -183,3 +183,41 @@ def test_what_a_verb_returned_stays_as_it_was(started: Started) -> None:
 
     assert np.array_equal(logits, verified.logits)
     assert np.array_equal(c_kv, cache.c_kv)
+
+
+def test_a_commit_that_is_interrupted_is_not_done_again(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows may have been moved: moved again, slot L + 1 would get what L + 2 has."""
+    session, _ = pending(started)
+    kernels = session._forward.kernels
+    honest = kernels.commit_rows
+
+    def interrupted(*arguments: Any) -> None:
+        honest(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(kernels), "commit_rows", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        session.commit(Acceptance(path=(0, 2), bonus=4))
+
+    with pytest.raises(SessionError, match="commit needs an uncommitted verify"):
+        session.commit(Acceptance(path=(0, 2), bonus=4))
+    assert (6, 7) == (session.committed_len, session.root)
+
+
+def test_a_verify_that_fails_leaves_nothing_to_commit(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = started(root=7)
+
+    def runs_out(*_: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(session._forward.kernels), "to_host", staticmethod(runs_out))
+        with pytest.raises(MemoryError):
+            session.verify(DraftTree(tokens=(7, 1, 2), parents=(-1, 0, 0)))
+
+    with pytest.raises(SessionError, match="commit needs an uncommitted verify"):
+        session.commit(Acceptance(path=(0, 2), bonus=4))
