@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from threading import RLock
+from threading import RLock, local
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +36,8 @@ BLOCK = 256
 class Turn:
     """The device and the stream, as a context that one thread has at a time; it may have it again.
 
-    Entering says whether it is the outermost one.
+    Entering says whether it is the outermost one. The device is bound to each thread that enters:
+    which one is current is known without that, and a launch is refused without it.
     """
 
     def __init__(self, cupy: Any) -> None:
@@ -44,32 +45,40 @@ class Turn:
         self.stream = cupy.cuda.Stream(non_blocking=True)
         self._current_device = cupy.cuda.runtime.getDevice
         self._elsewhere = False  # whether the caller had another device current
+        self._bind = partial(cupy.cuda.runtime.setDevice, self.device.id)
+        self._bound = local()
         self._lock = RLock()
         self._depth = 0
 
     def __enter__(self) -> bool:
         self._lock.acquire()
-        if not self._depth:
-            try:
-                self._elsewhere = self._current_device() != self.device.id
-                if self._elsewhere:  # to enter costs more than to ask
-                    self.device.__enter__()
-                self.stream.__enter__()
-            except BaseException:
-                self._lock.release()
-                raise
-        self._depth += 1
+        try:
+            if not self._depth:
+                self._make_current()
+            self._depth += 1
+        except BaseException:
+            self._lock.release()
+            raise
         return self._depth == 1
 
     def __exit__(self, *exception: Any) -> None:
-        self._depth -= 1
         try:
-            if not self._depth:
+            if self._depth == 1:
                 self.stream.__exit__(*exception)
                 if self._elsewhere:
                     self.device.__exit__(*exception)
         finally:
+            self._depth -= 1
             self._lock.release()
+
+    def _make_current(self) -> None:
+        self._elsewhere = self._current_device() != self.device.id
+        if self._elsewhere:  # to enter costs more than to ask
+            self.device.__enter__()
+        if not hasattr(self._bound, "yes"):
+            self._bind()
+            self._bound.yes = True
+        self.stream.__enter__()
 
 
 def in_turn(operation: Operation) -> Operation:
@@ -117,6 +126,10 @@ class CudaDevice:
         self._real = np.dtype(np.float32 if dtype == "float32" else np.uint16)
         self.guarded = guarded
         self.turn = Turn(self._cupy)
+        # Elsewhere the driver copies pageable memory to its own before a call returns.
+        self._reads_pageable = bool(
+            self.turn.device.attributes["PageableMemoryAccessUsesHostPageTables"]
+        )
         self._rows: Rows | None = None
         self._ones: dict[int, Array] = {}
         self._arrived = self._zeros((1,), np.int32)  # the router's blocks count with it
@@ -176,8 +189,14 @@ class CudaDevice:
 
     def _uploaded(self, host: np.ndarray) -> Array:
         array = self._empty(host.shape, host.dtype)
-        array.set(np.ascontiguousarray(host))
+        self._set(array, host)
         return array
+
+    def _set(self, array: Array, host: np.ndarray) -> None:
+        """The caller may reuse `host` afterwards."""
+        array.set(np.ascontiguousarray(host))
+        if self._reads_pageable:
+            self.turn.stream.synchronize()
 
     def _swizzled(self, cache: PagedCache) -> bool:
         """Whether rows are stored as the tensor cores' attention loads them."""

@@ -38,7 +38,7 @@ class StorageOperations(CudaDevice):
 
     @in_turn
     def overwrite(self, array: Array, host: np.ndarray) -> None:
-        array.set(np.ascontiguousarray(host))
+        self._set(array, host)
 
     @in_turn
     def to_host(self, array: Array) -> np.ndarray:

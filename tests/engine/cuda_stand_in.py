@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,8 @@ class StandIn:
     on_end    raised when a capture ends, once per entry
     on_replay raised when a graph is launched
     current   the device that the caller has made current, by its number
+    bound     threads that a device was bound to
+    reads_pageable  whether the device reads the host's pageable memory by itself (GH200)
     """
 
     def __init__(
@@ -76,8 +79,11 @@ class StandIn:
         runtime: int = 12090,
         on_load: Exception | None = None,
         hopper_log: str = "",
+        reads_pageable: bool = False,
     ) -> None:
         self.events: list[str] = []
+        self.bound: set[int] = set()
+        self.reads_pageable = int(reads_pageable)
         self.left: int | None = None
         self.limit = 0
         self.on_end: list[Exception] = []
@@ -115,6 +121,7 @@ class StandIn:
                 driverGetVersion=lambda: driver,
                 runtimeGetVersion=lambda: runtime,
                 getDevice=lambda: self.current,
+                setDevice=lambda _: self.bound.add(get_ident()),
                 getDeviceProperties=lambda _: {"name": b"Stand-in"},
                 memGetInfo=lambda: (self.left, 1000),
             ),
@@ -188,6 +195,7 @@ class _Device(_Context):
     def __init__(self, cupy: StandIn, number: int, capability: str) -> None:
         super().__init__(cupy, "device")
         self.id, self.compute_capability = number, capability
+        self.attributes = {"PageableMemoryAccessUsesHostPageTables": cupy.reads_pageable}
 
 
 class _Stream(_Context):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from threading import Event, Thread
+from threading import Event, Thread, get_ident
 
 import numpy as np
 import pytest
@@ -106,3 +106,58 @@ def test_every_engine_counts_for_itself_from_zero_on_its_stream(cupy: StandIn) -
     first._arrived[0] = 1
     second = CudaKernels("bfloat16", graphs=True, guarded=False)
     assert [0] == list(second._arrived)
+
+
+def test_a_device_is_bound_to_each_thread_once(cupy: StandIn) -> None:
+    """A launch needs it; which device is current is known without."""
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    times: list[int] = []
+    kernels.turn._bind = lambda: times.append(get_ident())
+    here = get_ident()
+
+    def work() -> None:
+        for _ in range(3):
+            kernels.upload(np.zeros(3))
+
+    work()
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert here in cupy.bound  # when the engine was made
+    assert [thread.ident] == times
+
+
+def test_a_capture_that_is_interrupted_as_it_begins_ends(cupy: StandIn) -> None:
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    begin = kernels.turn.stream.begin_capture
+
+    def interrupted() -> None:
+        begin()
+        raise KeyboardInterrupt
+
+    kernels.turn.stream.begin_capture = interrupted
+    cupy.events.clear()
+    with pytest.raises(KeyboardInterrupt):
+        kernels.capture(lambda: None, NAMED)
+
+    assert ["enter stream", "begin capture", "end capture", "leave stream"] == cupy.events
+    kernels.turn.stream.begin_capture = begin
+    kernels.capture(lambda: None, NAMED)
+
+
+@pytest.mark.parametrize("reads_pageable", [False, True])
+def test_an_upload_is_waited_for_where_the_device_reads_the_hosts_memory(
+    monkeypatch: pytest.MonkeyPatch, reads_pageable: bool
+) -> None:
+    """There nothing copies the source before a call returns, and the caller may reuse it."""
+    module = StandIn(reads_pageable=reads_pageable)
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    kernels = CudaKernels("float32", graphs=True, guarded=False)
+    array = kernels.upload(np.zeros(3))
+    module.events.clear()
+
+    kernels.upload(np.ones(3))
+    kernels.overwrite(array, np.ones(3))
+
+    assert 2 * reads_pageable == module.events.count("wait for stream")

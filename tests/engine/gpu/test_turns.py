@@ -81,6 +81,26 @@ def test_threads(weights_of: Weights, graphs: bool) -> None:
     assert [alone] * 8 == found
 
 
+@pytest.mark.parametrize("verb", ["prefill", "round"])
+def test_a_session_that_another_thread_opened(weights_of: Weights, verb: str) -> None:
+    """What the new thread does first is a launch, to which no device is bound yet."""
+    model = make_cuda_engine(dtype="bfloat16", page_size=32).load((WIDE, weights_of(WIDE)))
+
+    def answer(session: TreeSession) -> Any:
+        if verb == "prefill":
+            return session.prefill(list(range(30)))
+        return session.round(tree(33, 0, session.root))
+
+    def session() -> TreeSession:
+        made = model.open(max_len=200)
+        made.prefill(list(range(31)))  # one page: the next verb maps another
+        return made
+
+    here, elsewhere = answer(session()), session()
+    with ThreadPoolExecutor(1) as pool:
+        assert here == pool.submit(answer, elsewhere).result()
+
+
 def test_a_stream_that_the_caller_has_made_current(weights_of: Weights) -> None:
     cupy = pytest.importorskip("cupy")
     model = make_cuda_engine(dtype="bfloat16").load((WIDE, weights_of(WIDE)))
