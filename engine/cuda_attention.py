@@ -29,7 +29,7 @@ from kdtr.engine.cuda_cuts import (
     mma_shared_bytes,
     mma_stages,
 )
-from kdtr.engine.cuda_launch import launch
+from kdtr.engine.cuda_launch import MOST_BLOCKS, launch
 
 Array = Any
 Kernel = Any  # cupy.RawKernel
@@ -40,7 +40,6 @@ SWIZZLED_LATENT, SWIZZLED_ROPE = 512, 64
 _MMA_THREADS, _MERGE_THREADS = 128, 128
 # Of the plain kernel.
 _HEADS_PER_BLOCK, _CHUNK = 4, 32
-_MOST_BLOCKS_Y = 65_535  # of a grid
 _MOST_PARTIAL_BYTES = 1 << 28
 
 
@@ -132,7 +131,8 @@ def _verify_attn_plain(
 
     n, h, row_len = query.shape
     _check_operands(layer, query, visibility, scores)
-    splits = max(1, -(-max_slots // split_size))
+    split_size = plain_split_size(split_size, max_slots)
+    splits = -(-max_slots // split_size)
     at_once = plain_rows_at_once(n, splits, h, c)
     top = cp.empty((splits, at_once, h), cp.float32)
     norm = cp.empty((splits, at_once, h), cp.float32)
@@ -165,9 +165,14 @@ def _verify_attn_plain(
     return out
 
 
+def plain_split_size(split_size: int, max_slots: int) -> int:
+    """Slots a split of the plain kernel: as asked for, where there are and a grid has room."""
+    return max(1, -(-max_slots // MOST_BLOCKS), min(split_size, max_slots))
+
+
 def plain_rows_at_once(n: int, splits: int, h: int, c: int) -> int:
     """Rows of a launch of the plain kernel: what its splits leave for each is 4 h c bytes."""
-    return min(n, _MOST_BLOCKS_Y, max(1, _MOST_PARTIAL_BYTES // (4 * splits * h * c)))
+    return min(n, MOST_BLOCKS, max(1, _MOST_PARTIAL_BYTES // (4 * splits * h * c)))
 
 
 def _verify_attn_fast(

@@ -50,7 +50,7 @@ def moe(
     shared_gate_up, shared_down = shared or (None, None)
     s = shared[1].shape[1] if shared else 0
     every = (gate_up, down, *(shared or ()))
-    fast = all(cuda_linear.fast(x, weight) for weight in every)
+    fast = all(cuda_linear.fast(x, weight, reach=n) for weight in every)
     inner, y = cupy.empty((n * k, i), x.dtype), cupy.empty((n * k, m), x.dtype)
     shared_inner = cupy.empty((n, s), x.dtype) if shared else None
     shared_y = cupy.empty((n, m), x.dtype) if shared else None
@@ -93,7 +93,7 @@ def swiglu(
     n, (m, s) = len(x), down.shape
     inner = cupy.empty((n, s), x.dtype)
     _gate_up(
-        kernel, cuda_linear.fast(x, gate_up), x, None, gate_up, None, inner, None, count,
+        kernel, cuda_linear.fast(x, gate_up, n), x, None, gate_up, None, inner, None, count,
         (n, 0, 0, m, 0, s), overlap,
     )  # fmt: skip
     return cuda_linear.linear(linear_kernel, inner, down, count, wgmma=wgmma, overlap=overlap)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from kdtr.contract import ModelConfig, NumericProfile, TreeError, UnsupportedError
+from kdtr.contract import InputError, ModelConfig, NumericProfile, TreeError, UnsupportedError
 from kdtr.engine import cuda_router
 from kdtr.engine.cuda_dense import DenseOperations
 from kdtr.engine.cuda_graphs import GraphOperations
 from kdtr.engine.cuda_latents import LatentOperations
+from kdtr.engine.cuda_launch import MOST_BLOCKS
 from kdtr.engine.cuda_launcher import CudaLauncher
 from kdtr.engine.cuda_shared import MOST_LATENT, MOST_NODES, MOST_NOPE, MOST_ROPE
 from kdtr.engine.cuda_tree import TreeOperations
@@ -66,6 +67,16 @@ class CudaKernels(TreeOperations, DenseOperations, LatentOperations, GraphOperat
             raise TreeError(
                 f"a tree of {n_nodes} nodes; the CUDA kernels lay out at most {MOST_NODES}: split "
                 "it, or use engine host"
+            )
+
+    @staticmethod
+    def check_row_count(verb: str, n_rows: int, config: ModelConfig) -> None:
+        """Blocks of 8 rows along a grid, and rows that experts find by offsets of 32 bits."""
+        most = min(8 * MOST_BLOCKS, ((1 << 32) - 1) // (2 * config.hidden_size))
+        if n_rows > most:
+            raise InputError(
+                f"{verb} of {n_rows} rows; the CUDA kernels take at most {most} of this model at "
+                "once: prefill in chunks of no more"
             )
 
     @staticmethod

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 from typing import Any
 
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
+MOST_BLOCKS = 65_535  # of a grid's second and third dimension
 _STATIC_LIMIT = 48 * 1024  # bytes of shared memory that need no attribute
+_RAISING = Lock()  # engines of a process share kernels and their attributes
 
 
 class LaunchError(RuntimeError):
@@ -54,7 +57,9 @@ def launch(
     import cupy
 
     if shared > _STATIC_LIMIT and kernel.max_dynamic_shared_size_bytes < shared:
-        kernel.max_dynamic_shared_size_bytes = shared
+        with _RAISING:
+            if kernel.max_dynamic_shared_size_bytes < shared:  # still: it is never lowered
+                kernel.max_dynamic_shared_size_bytes = shared
     values = [_argument(argument) for argument in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION)
@@ -82,6 +87,8 @@ def _argument(argument: Any) -> Any:
     if argument is None:
         return ctypes.c_void_p(0)
     if isinstance(argument, int):
+        if not -(1 << 31) <= argument < 1 << 31:  # ctypes would drop its upper bits
+            raise OverflowError(f"{argument} as a launch's argument of 32 bits")
         return ctypes.c_int(argument)
     if isinstance(argument, (ctypes._SimpleCData, ctypes.Structure)):
         return argument

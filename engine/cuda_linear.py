@@ -94,6 +94,7 @@ _FAST = {
         ),
     )
 }
+MOST_ROWS = max(kernel.rows for kernel in _FAST.values())  # of x, a block of a projection
 # linear_heads_<rows of x>, and the stages of each.
 _HEADS = {8: 4, 24: 4, 65: 3}
 
@@ -295,15 +296,18 @@ def run(
     launch(kernel(name), grid, its.threads, its.shared_bytes, arguments, overlap)
 
 
-def fast(x: Array, weight: Array) -> bool:
-    """Whether rows are bfloat16 in whole, aligned chunks of 16 bytes."""
+def fast(x: Array, weight: Array, reach: int = MOST_ROWS) -> bool:
+    """Whether rows are bfloat16 in whole, aligned chunks of 16 bytes.
+
+    reach  rows of x that a block finds by an offset of 32 bits
+    """
     return (
         x.itemsize == 2
         and weight.shape[-1] % 8 == 0
         and all(stride % 16 == 0 for stride in x.strides[:-1])
         and x.data.ptr % 16 == 0
         and weight.data.ptr % 16 == 0
-        and max(len(x), 24) * abs(x.strides[0]) < 1 << 32  # offsets are 32 bits
+        and reach * abs(x.strides[0]) < 1 << 32
     )
 
 

@@ -81,6 +81,10 @@ class HostKernels:
     def check_tree(n_nodes: int) -> None:
         """Any number of nodes will do."""
 
+    @staticmethod
+    def check_row_count(verb: str, n_rows: int, config: ModelConfig) -> None:
+        """Any number of rows will do."""
+
     def launcher(self, cache: PagedCache, config: ModelConfig) -> HostLauncher:
         """The same for all: what is launched here runs at once."""
         return HostLauncher(self)

@@ -175,6 +175,10 @@ class KernelSet(Protocol):
         """Raises TreeError for more nodes than the kernels can lay out."""
         ...
 
+    def check_row_count(self, verb: str, n_rows: int, config: ModelConfig) -> None:
+        """Raises InputError for more rows of a forward than the kernels can be launched for."""
+        ...
+
     def launcher(self, cache: PagedCache, config: ModelConfig) -> Launcher:
         """A session's own, for forwards of a model of this configuration over this cache."""
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdtr.engine.cuda_attention import plain_rows_at_once
+from kdtr.engine.cuda_attention import plain_rows_at_once, plain_split_size
 
 
 @given(
@@ -21,3 +21,12 @@ def test_the_plain_kernel_is_cut_to_a_grid_and_to_its_memory(
 
     assert 1 <= rows <= min(n, 65_535)
     assert rows == 1 or 4 * rows * splits * h * c <= 1 << 28
+
+
+@given(split_size=st.integers(1, 1 << 40), max_slots=st.integers(1, 1 << 28))
+def test_the_plain_kernels_splits_fit_a_grid(split_size: int, max_slots: int) -> None:
+    found = plain_split_size(split_size, max_slots)
+
+    assert 1 <= found <= max_slots
+    assert -(-max_slots // found) <= 65_535
+    assert found in (split_size, max_slots) or found == -(-max_slots // 65_535) > split_size

@@ -6,10 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda_stand_in import CompileException, CUDADriverError, CUDARuntimeError, StandIn
 
-from kdtr.contract import DraftTree, EngineError, ModelConfig, TreeError, UnsupportedError
+from kdtr.contract import (
+    DraftTree,
+    EngineError,
+    InputError,
+    ModelConfig,
+    TreeError,
+    UnsupportedError,
+)
 from kdtr.engine import make_cuda_engine
 from kdtr.engine.cuda_kernels import CudaKernels
 from kdtr.engine.cuda_launcher import row_bucket
@@ -183,3 +191,46 @@ def test_a_refused_tree_leaves_the_pending_verify(
             verb(tree)
 
     assert session.accept(tree).bonus in verified.targets
+
+
+@pytest.mark.parametrize(("hidden_size", "most"), [(256, 524_280), (7_168, 299_593)])
+def test_more_rows_than_the_kernels_are_launched_for(hidden_size: int, most: int) -> None:
+    config = ModelConfig.tiny().replace(hidden_size=hidden_size)
+    CudaKernels.check_row_count("prefill", most, config)
+    with pytest.raises(InputError) as refusal:
+        CudaKernels.check_row_count("prefill", most + 1, config)
+
+    assert (
+        f"prefill of {most + 1} rows; the CUDA kernels take at most {most} of this model at once: "
+        "prefill in chunks of no more"
+    ) == str(refusal.value)
+
+
+@pytest.mark.parametrize("verb", ["prefill", "forward_tokens", "build"])
+def test_what_the_kernels_cannot_be_launched_for_is_refused_before_they_are(
+    load: Callable[..., TreeModel], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    model = load()
+    session = model.open(max_len=20)
+    session.prefill([1, 2, 3])
+    root = session.root
+
+    def too_many(verb: str, n_rows: int, config: ModelConfig) -> None:
+        raise InputError(f"{verb} of {n_rows}")
+
+    def too_many_nodes(n_nodes: int) -> None:
+        raise TreeError(f"build of {n_nodes - 1}")
+
+    monkeypatch.setattr(model._forward.kernels, "check_row_count", too_many)
+    monkeypatch.setattr(model._forward.kernels, "check_tree", too_many_nodes)
+    calls = {
+        "prefill": lambda: session.prefill([1, 2]),
+        "forward_tokens": lambda: session.forward_tokens(
+            [1, 2], np.array([3, 4]), np.ones((2, 5), bool)
+        ),
+        "build": lambda: session.build(np.zeros((4, model.config.vocab_size)), 2),
+    }
+    with pytest.raises((InputError, TreeError), match=f"^{verb} of 2$"):
+        calls[verb]()
+
+    assert (3, root) == (session.committed_len, session.root)

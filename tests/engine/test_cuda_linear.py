@@ -81,3 +81,13 @@ def test_every_kernel_of_projections_fits_some_weights() -> None:
 def test_rows_that_are_not_whole_chunks_take_the_general_kernel() -> None:
     for odd in (matrix(65, 33), matrix(65, 64, itemsize=4)):
         assert "linear_any" == cuda_linear.plan(odd, matrix(100, odd.shape[1]), hopper=True)
+
+
+def test_a_prefill_of_any_length_keeps_the_order_of_sums() -> None:
+    """64 heads of 512: 65,536 rows are 4 GiB, and a block reaches over 72 of them."""
+    weight = matrix(7_168, 64 * 512)
+
+    assert {"linear_wide_65_8"} == {
+        cuda_linear.plan(matrix(n, 64 * 512), weight) for n in (66, 65_535, 65_536, 500_000)
+    }
+    assert "linear_any" == cuda_linear.plan(matrix(66, 1 << 25), matrix(7_168, 1 << 25))
