@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
+from kdtr.conformance.tree_rules import node_depths
 from kdtr.contract import NO_LIMIT, EmitLimit, ModelConfig, Source, Stage
 
 Key = tuple[str, int | None]
@@ -116,10 +117,7 @@ class Scene:
     @cached_property
     def depth(self) -> np.ndarray:
         """Edges from the root [n]."""
-        depth: list[int] = []
-        for parent in self.parents:
-            depth.append(0 if parent < 0 else depth[parent] + 1)
-        return np.array(depth)
+        return np.array(node_depths(self.parents))
 
     @cached_property
     def path(self) -> tuple[int, ...]:
