@@ -145,3 +145,21 @@ def _check_inputs(config: ModelConfig, case: CaseInput) -> None:
                 f"{where}round{i}/draft_logits is {list(logits.shape)}; expected "
                 f"[depth, {config.vocab_size}]"
             )
+        if logits is not None:
+            _check_drafts(f"{where}round{i}", logits, entry.budget)
+
+
+def _check_drafts(where: str, logits: np.ndarray, budget: int | None) -> None:
+    """What a build refuses (TREE-3)."""
+    if budget is None or budget < 0:
+        raise BundleError(f"{where}/budget = {budget}; expected at least 0")
+    if logits.dtype.kind != "f" and logits.dtype.name not in ("bfloat16", "float8_e4m3fn"):
+        raise BundleError(f"{where}/draft_logits is {logits.dtype}; expected floating-point")
+    wide = logits.astype(np.float64)
+    bad = np.argwhere(np.isnan(wide) | (wide == np.inf))
+    if len(bad):
+        depth, token = bad[0].tolist()
+        raise BundleError(
+            f"{where}/draft_logits[{depth}, {token}] = {wide[depth, token]}; expected a finite "
+            "number or -inf"
+        )
