@@ -179,8 +179,12 @@ class StageJudge:
 
 
 def _hints(scene: Scene) -> tuple[Hint, ...]:
-    """A diagnosis is a help, and never in the way of the finding itself."""
+    """A diagnosis is a help, and never in the way of the finding itself.
+
+    An engine may show numbers at the end of the range: guesses that overflow fit nothing.
+    """
     try:
-        return diagnose(scene)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return diagnose(scene)
     except RAISED as error:
         return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)
