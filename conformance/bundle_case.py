@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import DECISIONS, STAGES, CaseInput, RoundInput
+from kdtr.conformance.host_array import Numbers
 from kdtr.contract import BundleError, DraftTree, EmitLimit, KdtrError, ModelConfig, rules
 
 
@@ -153,8 +154,10 @@ def _check_drafts(where: str, logits: np.ndarray, budget: int | None) -> None:
     """What a build refuses (TREE-3)."""
     if budget is None or budget < 0:
         raise BundleError(f"{where}/budget = {budget}; expected at least 0")
-    if logits.dtype.kind != "f" and logits.dtype.name not in ("bfloat16", "float8_e4m3fn"):
-        raise BundleError(f"{where}/draft_logits is {logits.dtype}; expected floating-point")
+    if not Numbers.FLOATING.allow(logits.dtype):
+        raise BundleError(
+            f"{where}/draft_logits is {logits.dtype}; expected {Numbers.FLOATING.value}"
+        )
     wide = logits.astype(np.float64)
     bad = np.argwhere(np.isnan(wide) | (wide == np.inf))
     if len(bad):

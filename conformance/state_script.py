@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.observe import host_cache, host_copy, unchanged_rows
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.host_array import Numbers, host_copy, host_integers, kind_of
+from kdtr.conformance.observe import host_cache, unchanged_rows
+from kdtr.conformance.raised import RAISED, in_words, is_own, told
 from kdtr.contract import (
     Acceptance,
     DraftTree,
@@ -25,6 +27,7 @@ from kdtr.contract import (
     Model,
     ModelConfig,
     Session,
+    Verified,
 )
 
 SCRIPT = "script"  # the mode's name
@@ -53,20 +56,24 @@ def judge_state(
             result.unshown.update(f"{verb}()" for verb in missing)
             continue
         script = _Script(model, info, config, case)
+        place, found = Place(bundle, CASE, SCRIPT, check.name), Verdict.FAIL
+        rules, stage = check.rules, check.name
         try:
             wrong = check.run(script)
         except RAISED as error:
-            wrong = f"the engine raised {told(error)}"
+            wrong = in_words(error)
+            if is_own(error):  # an answer of the wrong form says nothing of what is checked
+                found, rules, stage = Verdict.ERROR, (), "answer"
         closing = script.close()
         wrong = wrong or closing
         result.points += 1
         result.comparisons += 1
-        if wrong is not None:
-            place = Place(bundle, CASE, SCRIPT, check.name)
-            result.findings.append(
-                Finding(Verdict.FAIL, place, check.name, wrong, rules=check.rules)
-            )
-            result.verdict = Verdict.FAIL
+        if wrong is None:
+            continue
+        result.verdict = max(result.verdict, found, key=list(Verdict).index)
+        finding = Finding(found, place, stage, wrong, rules=rules)
+        if found is Verdict.FAIL or all(one.summary != wrong for one in result.findings):
+            result.findings.append(finding)
     if not result.points:
         result.verdict = Verdict.UNSUPPORTED
     return result
@@ -102,6 +109,16 @@ class _Script:
         """The case's first tree under the session's own root, which may be a near tie off."""
         assert session.root is not None
         return replace(self._shape, tokens=(session.root, *self._shape.tokens[1:]))
+
+    def verified(self, session: Session, tree: DraftTree) -> tuple[tuple[int, ...], bytes]:
+        """The targets of a verify, and the bytes of its logits where it shows them."""
+        found: Any = session.verify(tree)
+        if not isinstance(found, Verified):
+            raise EngineError(f"verify() returned {kind_of(found)}; expected a Verified")
+        targets = tuple(host_integers("verify() targets", found.targets).tolist())
+        if found.logits is None:
+            return targets, b""
+        return targets, host_copy("verify() logits", found.logits, Numbers.FLOATING).tobytes()
 
     def close(self) -> str | None:
         """What went wrong in closing the sessions, or None."""
@@ -200,15 +217,12 @@ def _verify_twice(script: _Script) -> str | None:
     session = script.begun()
     tree = script.tree(session)
     before = script.state(session)
-    first = session.verify(tree)
-    logits = None if first.logits is None else host_copy("verify() logits", first.logits)
-    second = session.verify(tree)
-    if tuple(first.targets) != tuple(second.targets):
-        return f"gave other targets the second time: {first.targets}, then {second.targets}"
-    if script.info.profile.deterministic and logits is not None:
-        again = host_copy("verify() logits", second.logits)
-        if logits.tobytes() != again.tobytes():
-            return "gave other bits of logits the second time; the profile says deterministic"
+    first, logits = script.verified(session, tree)
+    second, again = script.verified(session, tree)
+    if first != second:
+        return f"gave other targets the second time: {first}, then {second}"
+    if script.info.profile.deterministic and logits != again:
+        return "gave other bits of logits the second time; the profile says deterministic"
     return script.changed(session, before)
 
 
@@ -216,10 +230,10 @@ def _two_sessions(script: _Script) -> str | None:
     session = script.begun()
     tree = script.tree(session)
     before = script.state(session)
-    alone = tuple(session.verify(tree).targets)
+    alone, _ = script.verified(session, tree)
     other = script.begun()
     other.prefill(list(reversed(script.prompt[-2:])))
-    again = tuple(session.verify(tree).targets)
+    again, _ = script.verified(session, tree)
     if script.info.profile.deterministic and again != alone:
         return "gave other targets after another session had run"
     return script.changed(session, before)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.conformance.observe import host_copy
+from kdtr.conformance.host_array import Numbers, host_copy
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.xray_sessions import Script, Step
 from kdtr.contract import Acceptance, EngineError, EngineInfo, Model
@@ -113,7 +113,7 @@ class _Run:
         logits = getattr(verified, "logits", None)
         if logits is None:
             raise EngineError("verify() shows no logits; an x-ray reads nothing else")
-        logits = host_copy("verify() logits", logits)
+        logits = host_copy("verify() logits", logits, Numbers.FLOATING)
         wanted = (len(step.tree), self._vocab_size)
         if logits.shape != wanted:
             raise EngineError(f"verify() returned logits {logits.shape}; expected {wanted}")

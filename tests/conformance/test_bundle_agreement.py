@@ -16,6 +16,7 @@ import pytest
 
 from kdtr.conformance import GoldenBundle
 from kdtr.conformance.case import CaseInput, CasePlan, Planted, RoundInput
+from kdtr.conformance.host_array import Numbers
 from kdtr.contract import BundleError, DraftTree
 from kdtr.kdtr_format import Bundle, write_bundle
 
@@ -456,7 +457,7 @@ def test_a_built_tree_that_is_not_the_one_to_verify(rewritten: Rewrite, name: st
         (
             "draft_logits",
             lambda a: np.zeros(a.shape, np.int64),
-            "draft_logits is int64; expected floating-point",
+            f"draft_logits is int64; expected {Numbers.FLOATING.value}",
         ),
     ],
 )
