@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import CaseInput, RoundInput
+from kdtr.conformance.host_array import kind_of
 from kdtr.conformance.observe import Observation, copied_rows, host_cache, unchanged_rows
 from kdtr.contract import (
     NO_LIMIT,
@@ -143,7 +144,8 @@ def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None
     """round(): verify, accept and commit as shipped; the engine lives with its own decisions."""
     done = driver.session.round(entry.tree, **_limited(entry), **driver.tracing(seen))
     if not isinstance(done, Round):
-        raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
+        raise EngineError(f"round() returned {kind_of(done)}; expected a Round")
+    seen.put_tree(done.tree, entry.tree)
     seen.put_acceptance("round()", done.acceptance)
     seen.put_emitted(done.emitted)
     driver.look(seen, done.acceptance.path)

@@ -119,6 +119,17 @@ class Observation:
         self.put("path", host_integers(f"{verb} path", acceptance.path))
         self.put_token("bonus", f"{verb} bonus", acceptance.bonus)
 
+    def put_tree(self, tree: Any, asked: DraftTree) -> None:
+        """The tree that a round says it verified: the one that it was given."""
+        if isinstance(tree, DraftTree):
+            if tree == asked:
+                return
+            nodes = f"another tree, {list(tree.tokens)} under {list(tree.parents)}"
+        else:
+            nodes = kind_of(tree)
+        text = f"round() says that it verified {nodes}; expected the DraftTree that it was given"
+        self.fault = self.fault or EngineError(text)
+
     def put_emitted(self, emitted: Any) -> None:
         self.put("emitted", host_integers("round() emitted", emitted))
 

@@ -196,7 +196,7 @@ def test_markup_and_control_in_texts_are_shown_as_they_are(gate: Gate) -> None:
         ("build", "drafted", "stepwise", "build() returned None; expected a DraftTree"),
         ("verify", "y", "stepwise", "verify() returned None; expected a Verified"),
         ("accept", "y", "stepwise", "accept() returned None; expected an Acceptance"),
-        ("round", "y", "round", "round() returned NoneType; expected a Round"),
+        ("round", "y", "round", "round() returned None; expected a Round"),
         ("snapshot", "y", "stepwise", "snapshot() returned None; expected a LogicalCache"),
         ("forward_tokens", "y", "forward", "forward_tokens() logits is None, which is no array"),
         ("committed_len", "y", "round", "committed_len returned None; expected an integer"),
@@ -423,6 +423,32 @@ def test_lists_of_huge_integers_and_empty_ones(gate: Gate) -> None:
     text = "round() emitted are (9223372036854775808, -1, 0); expected integers of 64 bits"
     assert stopped(huge, text)
     assert stopped(empty, "emitted: wrong length")
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (lambda tree: None, "None"),
+        (lambda tree: "tree", "a str"),
+        (lambda tree: np.zeros(4, int), "a ndarray"),
+        (
+            lambda tree: DraftTree((tree.tokens[0],), (-1,)),
+            "another tree, [4] under [-1]",
+        ),
+    ],
+)
+def test_a_round_of_another_tree(gate: Gate, tree: Any, text: str) -> None:
+    """A round says what it verified; padding that it added is not reported (PAD-1)."""
+
+    def change(honest: Round) -> Round:
+        return Round(tree(honest.tree), honest.acceptance, honest.emitted)
+
+    run = gate(Hostile({"round": changing(change)}), "y", mode="round")
+
+    assert stopped(
+        run,
+        f"answer: round() says that it verified {text}; expected the DraftTree that it was given",
+    )
 
 
 def test_a_path_and_a_tree_of_absurd_ids(gate: Gate) -> None:
