@@ -18,6 +18,7 @@ from kdtr.conformance.bundle_check import EXPERT_GAP, stage_name
 from kdtr.conformance.bundle_margins import check_margins, thin_rows_of
 from kdtr.conformance.bundle_point import Contradiction, RecordedPoint
 from kdtr.conformance.case import CaseInput
+from kdtr.conformance.draft_rules import not_best_first
 from kdtr.conformance.expert_choice import choice_gap, choose_experts
 from kdtr.conformance.tree_rules import limited_walk, node_depths, tree_mask
 from kdtr.contract import NO_LIMIT, BundleError, ModelConfig
@@ -101,14 +102,18 @@ def _follows(
 
 def _question(point: RecordedPoint, held: _Held) -> Iterator[_Follows]:
     """A round's tree begins with the root, and is the one to build."""
-    if point.entry is None:
+    entry = point.entry
+    if entry is None:
         return
     if point.tokens[0] != held.root:
         raise Contradiction(
             f"the tree's root is token {point.tokens[0]}, but by the root of {held.point} it is "
             f"{held.root} (FWD-3)"
         )
-    if point.entry.draft_logits is not None:
+    if entry.draft_logits is not None:
+        wrong = not_best_first(entry.draft_logits, entry.budget or 0, entry.tree)
+        if wrong is not None:
+            raise Contradiction(f"{wrong} (TREE-3)")
         for name in ("parents", "tokens"):
             right = np.array(getattr(point, name))
             yield _Follows(f"build_{name}", right, f"input {name}", "TREE-3")

@@ -287,7 +287,7 @@ def _accept_len(plan: RoundPlan) -> int:
 def _rows(plan: RoundPlan) -> int:
     """Slots that the round asks for, at most: a build is refused by its budget (SLOT-3)."""
     if isinstance(plan, Drafted):
-        return plan.budget + 1
+        return max(plan.budget, len(plan.ranks)) + 1  # the ranks are planted by decoding
     if isinstance(plan, RoundInput):
         return max(len(plan.tree), (plan.budget or 0) + 1)
     return len(plan.parents)

@@ -440,6 +440,20 @@ def test_a_built_tree_that_is_not_the_one_to_verify(rewritten: Rewrite, name: st
     assert f", but by input {name} it is " in text
 
 
+def test_a_tree_that_is_not_the_best_first_one(small: Path, tmp_path: Path) -> None:
+    """The tree of another budget; what is recorded of it may stay."""
+
+    def smaller(case: CaseInput) -> CaseInput:
+        (entry,) = case.rounds
+        return replace(case, rounds=(replace(entry, budget=4),))
+
+    path = asked_otherwise(small, tmp_path, "drafted", smaller)
+
+    assert (
+        "case drafted, round0: the tree has 5 nodes besides the root, but the budget is 4 (TREE-3)"
+    ) == contradiction(path)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "text"),
     [
