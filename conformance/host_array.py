@@ -41,7 +41,7 @@ class Numbers(Enum):
 
 
 def host_copy(what: str, array: Array, wanted: Numbers) -> np.ndarray:
-    """A copy in host memory. Raises EngineError for what is no plain array of these numbers."""
+    """A copy in host memory, of a mask as bool. EngineError for no plain array of these numbers."""
     if isinstance(array, np.ma.MaskedArray):  # np.array() would show what its mask hides
         raise EngineError(
             f"{what} is a masked array; expected a plain one, in which every element is shown"
@@ -52,7 +52,7 @@ def host_copy(what: str, array: Array, wanted: Numbers) -> np.ndarray:
         raise EngineError(f"{what} is {kind_of(array)}, which is no array: {error}") from error
     if not wanted.allow(copy.dtype):
         raise EngineError(f"{what} is {copy.dtype}; expected {wanted.value}")
-    return copy
+    return _as_bool(what, copy) if wanted is Numbers.VISIBILITY else copy
 
 
 def host_integers(what: str, values: Any) -> np.ndarray:
@@ -79,6 +79,14 @@ def host_integer(what: str, value: Any) -> int:
         raise EngineError(f"{what} returned {kind_of(value)}; expected an integer") from None
     except OverflowError:
         raise EngineError(f"{what} gave {value}; expected an integer of 64 bits") from None
+
+
+def _as_bool(what: str, mask: np.ndarray) -> np.ndarray:
+    """What is 1 is visible; 3 is more likely a mistake than a yes."""
+    wrong = mask[(mask != 0) & (mask != 1)]
+    if wrong.size:
+        raise EngineError(f"{what} holds {wrong[0]}; expected {Numbers.VISIBILITY.value}")
+    return mask.astype(bool)
 
 
 def _shown(values: Any) -> str:

@@ -49,7 +49,6 @@ def test_an_array_of_another_library_is_read_by_dlpack() -> None:
     ("numbers", "dtypes"),
     [
         (Numbers.INTEGERS, [np.int8, np.uint8, np.int64, np.uint64, ">i4"]),
-        (Numbers.VISIBILITY, [bool, np.int8, np.uint8, np.int64]),
         (
             Numbers.FLOATING,
             [
@@ -69,6 +68,23 @@ def test_what_is_taken(numbers: Numbers, dtypes: list[Any]) -> None:
         array = np.ones((2, 3)).astype(dtype)
 
         assert array.dtype == host_copy("x", array, numbers).dtype
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int64])
+def test_a_mask_is_bool_whatever_shows_it(dtype: Any) -> None:
+    mask = host_copy("x", np.array([[1, 0], [1, 1]], dtype), Numbers.VISIBILITY)
+
+    assert np.dtype(bool) == mask.dtype
+    assert [[True, False], [True, True]] == mask.tolist()
+
+
+@pytest.mark.parametrize("value", [3, -1])
+def test_a_mask_of_other_numbers(value: int) -> None:
+    array = np.array([[1, 0], [value, 1]])
+
+    text = refusal(host_copy, "trace of mask", array, Numbers.VISIBILITY)
+
+    assert f"trace of mask holds {value}; expected bool, or integers 0 and 1" == text
 
 
 @pytest.mark.parametrize(
