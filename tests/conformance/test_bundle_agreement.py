@@ -269,6 +269,13 @@ def test_experts_that_the_scores_do_not_choose(rewritten: Rewrite) -> None:
     assert text.endswith(" (MOE-2)")
 
 
+def test_scores_at_the_end_of_the_range_are_refused_without_a_warning(rewritten: Rewrite) -> None:
+    def plant(tensors: Tensors, _: Metadata) -> None:
+        tensors[E + "layer1/router_scores"][2] = 1.7e308
+
+    assert "case y, round0: layer1/expert_" in contradiction(rewritten(plant))
+
+
 @pytest.mark.parametrize("gap", [np.inf, 0.0, 1.5])
 def test_a_gap_that_is_not_that_of_the_scores(rewritten: Rewrite, gap: float) -> None:
     right = []
