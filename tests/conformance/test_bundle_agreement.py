@@ -254,6 +254,33 @@ def test_an_embedding_of_another_token(rewritten: Rewrite) -> None:
     assert ", but by tokens and the model's embed_tokens it is " in text
 
 
+def test_no_integer_of_a_record_can_be_another(small: Path, tmp_path: Path) -> None:
+    """Every integer and every bool of a record follows from something: the first, and the last."""
+    with Bundle.open(small) as bundle:
+        tensors = {name: np.array(bundle[name]) for name in bundle}
+        metadata = bundle.metadata
+    of = ("expect/y/", "expect/drafted/")
+    exact = [n for n, a in tensors.items() if n.startswith(of) and a.dtype.kind in "ib"]
+    unseen = []
+    for name in exact:
+        for place in (0, -1):
+            right = tensors[name]
+            tensors[name] = wrong = right.copy()
+            wrong.flat[place] = (
+                not right.flat[place] if wrong.dtype == bool else right.flat[place] ^ 1
+            )
+            write_bundle(tmp_path / "one.kdtr", tensors, metadata)
+            tensors[name] = right
+            try:
+                GoldenBundle.open(tmp_path / "one.kdtr").close()
+                unseen.append((name, place))
+            except BundleError:
+                pass
+
+    assert len(exact) > 60
+    assert [] == unseen
+
+
 # Experts, and how firm decisions are
 
 
