@@ -17,6 +17,7 @@ from kdtr.contract import (
     DraftTree,
     EngineError,
     LogicalCache,
+    Round,
     Source,
     Verified,
 )
@@ -96,11 +97,10 @@ class Observation:
             self.put(f"build_{name}", host_integers(f"build() {name}", getattr(tree, name)))
 
     def put_verified(self, verified: Any, n: int, vocab_size: int) -> None:
-        if not isinstance(verified, Verified):
-            raise EngineError(f"verify() returned {kind_of(verified)}; expected a Verified")
-        if verified.logits is not None:
-            self.put_logits("verify()", verified.logits, n, vocab_size)
-        targets = host_integers("verify() targets", verified.targets)
+        found = as_verified(verified)
+        if found.logits is not None:
+            self.put_logits("verify()", found.logits, n, vocab_size)
+        targets = host_integers("verify() targets", found.targets)
         if len(targets) != n:
             text = f"verify() returned {len(targets)} targets, the tree has {n} nodes; expected {n}"
             raise AnswerError.of_rows(text, len(targets), n)
@@ -150,6 +150,20 @@ class Observation:
             weights = self.arrays.get(("expert_weights", layer))
             if weights is not None and weights.shape == ids.shape:
                 self.arrays["expert_weights", layer] = np.take_along_axis(weights, order, axis=1)
+
+
+def as_verified(found: Any) -> Verified:
+    """What a verify returned. Raises EngineError where it is none."""
+    if not isinstance(found, Verified):
+        raise EngineError(f"verify() returned {kind_of(found)}; expected a Verified")
+    return found
+
+
+def as_round(found: Any) -> Round:
+    """What a round returned. Raises EngineError where it is none."""
+    if not isinstance(found, Round):
+        raise EngineError(f"round() returned {kind_of(found)}; expected a Round")
+    return found
 
 
 def host_cache(cache: Any) -> LogicalCache:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.host_array import Numbers, host_copy
+from kdtr.conformance.observe import as_verified
 from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import (
     Acceptance,
@@ -63,7 +64,7 @@ class SelfModel:
     def rows(self, session: Any, tree: DraftTree) -> np.ndarray:
         """Logits [n, w] float64 of a verify under the tree's own root."""
         session.set_root(tree.tokens[0])
-        logits = session.verify(tree).logits
+        logits = as_verified(session.verify(tree)).logits
         if logits is None:
             raise UnsupportedError(
                 f"{self.info.name} shows no logits; `gate --self` compares rows of logits, so its "

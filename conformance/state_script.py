@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.host_array import Numbers, host_copy, host_integers, kind_of
-from kdtr.conformance.observe import host_cache, unchanged_rows
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers
+from kdtr.conformance.observe import as_round, as_verified, host_cache, unchanged_rows
 from kdtr.conformance.raised import RAISED, in_words, is_own, told
 from kdtr.contract import (
     Acceptance,
@@ -27,7 +26,6 @@ from kdtr.contract import (
     Model,
     ModelConfig,
     Session,
-    Verified,
 )
 
 SCRIPT = "script"  # the mode's name
@@ -107,18 +105,23 @@ class _Script:
 
     def tree(self, session: Session) -> DraftTree:
         """The case's first tree under the session's own root, which may be a near tie off."""
-        assert session.root is not None
-        return replace(self._shape, tokens=(session.root, *self._shape.tokens[1:]))
+        if session.root is None:
+            raise EngineError("root is None after prefill(); expected the target of its last row")
+        root = host_integer("root", session.root)
+        return replace(self._shape, tokens=(root, *self._shape.tokens[1:]))
 
     def verified(self, session: Session, tree: DraftTree) -> tuple[tuple[int, ...], bytes]:
         """The targets of a verify, and the bytes of its logits where it shows them."""
-        found: Any = session.verify(tree)
-        if not isinstance(found, Verified):
-            raise EngineError(f"verify() returned {kind_of(found)}; expected a Verified")
+        found = as_verified(session.verify(tree))
         targets = tuple(host_integers("verify() targets", found.targets).tolist())
         if found.logits is None:
             return targets, b""
         return targets, host_copy("verify() logits", found.logits, Numbers.FLOATING).tobytes()
+
+    def rounded(self, session: Session) -> tuple[Acceptance, tuple[int, ...]]:
+        """The walk of a round over the case's first tree, and what it emitted."""
+        done = as_round(session.round(self.tree(session)))
+        return done.acceptance, tuple(host_integers("round() emitted", done.emitted).tolist())
 
     def close(self) -> str | None:
         """What went wrong in closing the sessions, or None."""
@@ -278,13 +281,13 @@ def _set_root(script: _Script) -> str | None:
 def _same_round_again(script: _Script) -> str | None:
     """A round of a fresh session after the same prompt leaves the same bits behind."""
     first = script.begun()
-    done = first.round(script.tree(first))
+    done = script.rounded(first)
     state = script.state(first)
     for _ in range(2):
         session = script.begun()
-        again = session.round(script.tree(session))
-        if (again.acceptance, tuple(again.emitted)) != (done.acceptance, tuple(done.emitted)):
-            return f"emitted {done.emitted} at first, and then {again.emitted}"
+        again = script.rounded(session)
+        if again != done:
+            return f"emitted {done[1]} at first, and then {again[1]}"
         wrong = script.changed(session, state) if script.info.profile.deterministic else None
         if wrong is not None:
             return f"the same round after the same prompt {wrong}; the profile says deterministic"

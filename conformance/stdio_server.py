@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers
-from kdtr.conformance.observe import host_cache
+from kdtr.conformance.observe import as_round, as_verified, host_cache
 from kdtr.conformance.raised import RAISED, origin, told
 from kdtr.conformance.stdio_protocol import (
     VERSION,
@@ -30,11 +30,9 @@ from kdtr.contract import (
     EngineError,
     KdtrError,
     Model,
-    Round,
     Session,
     SessionError,
     UnsupportedError,
-    Verified,
 )
 from kdtr.kdtr_format import Bundle
 
@@ -193,8 +191,7 @@ def _build(session: Session, fields: Fields, traced: Fields) -> Answer:
 
 
 def _verify(session: Session, fields: Fields, traced: Fields) -> Answer:
-    verified = session.verify(_tree(fields), **traced)
-    _expect("verify()", verified, Verified)
+    verified = as_verified(session.verify(_tree(fields), **traced))
     arrays = {}
     if verified.logits is not None:
         arrays["logits"] = host_copy("verify() logits", verified.logits, Numbers.FLOATING)
@@ -213,9 +210,7 @@ def _commit(session: Session, fields: Fields, traced: Fields) -> Answer:
 
 
 def _round(session: Session, fields: Fields, traced: Fields) -> Answer:
-    done = session.round(_tree(fields), **_limited(fields), **traced)
-    if not isinstance(done, Round):
-        raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
+    done = as_round(session.round(_tree(fields), **_limited(fields), **traced))
     walk = _walk("round()", done.acceptance)
     return {**walk, "emitted": host_integers("round() emitted", done.emitted).tolist()}, {}
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.conformance.host_array import Numbers, host_copy, host_integer, kind_of
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer
+from kdtr.conformance.observe import as_verified
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.xray_sessions import Script, Step
-from kdtr.contract import Acceptance, EngineError, EngineInfo, Model, Verified
+from kdtr.contract import Acceptance, EngineError, EngineInfo, Model
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,9 +110,7 @@ class _Run:
         return method(*arguments)
 
     def _logits(self, step: Step) -> np.ndarray:
-        verified = self._call("verify", step.tree)
-        if not isinstance(verified, Verified):
-            raise EngineError(f"verify() returned {kind_of(verified)}; expected a Verified")
+        verified = as_verified(self._call("verify", step.tree))
         if verified.logits is None:
             raise EngineError("verify() shows no logits; an x-ray reads nothing else")
         logits = host_copy("verify() logits", verified.logits, Numbers.FLOATING)

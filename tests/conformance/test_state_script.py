@@ -234,6 +234,38 @@ def test_a_refusal_in_foreign_words(judge: Judge, small: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("verb", "change", "text"),
+    [
+        ("verify", lambda _: None, "verify() returned None; expected a Verified"),
+        (
+            "verify",
+            lambda v: Verified(v.logits, iter(v.targets)),
+            "verify() targets are a tuple_iterator; expected a sequence of integers",
+        ),
+        ("round", lambda _: None, "round() returned None; expected a Round"),
+        (
+            "round",
+            lambda r: replace(r, emitted=iter(r.emitted)),
+            "round() emitted are a tuple_iterator; expected a sequence of integers",
+        ),
+        ("root", str, "root returned a str; expected an integer"),
+        (
+            "root",
+            lambda _: None,
+            "root is None after prefill(); expected the target of its last row",
+        ),
+    ],
+)
+def test_what_is_no_answer_is_an_error_and_told_once(
+    judge: Judge, small: Path, verb: str, change: Callable[[Any], Any], text: str
+) -> None:
+    result = script(judge, Hostile({verb: changing(change)}), small)
+
+    (told,) = (one for one in result.findings if one.verdict is Verdict.ERROR)
+    assert ("answer", text, ()) == (told.stage, told.summary, told.rules)
+
+
 def test_an_answer_of_the_wrong_form_breaks_no_rule_and_is_told_once(
     judge: Judge, small: Path
 ) -> None:
