@@ -78,7 +78,7 @@ def host_integer(what: str, value: Any) -> int:
     except TypeError:
         raise EngineError(f"{what} returned {kind_of(value)}; expected an integer") from None
     except OverflowError:
-        raise EngineError(f"{what} gave {value}; expected an integer of 64 bits") from None
+        raise EngineError(f"{what} gave {_shown(value)}; expected an integer of 64 bits") from None
 
 
 def _as_bool(what: str, mask: np.ndarray) -> np.ndarray:
@@ -93,7 +93,10 @@ def _shown(values: Any) -> str:
     """The dtype and shape of an array, of anything else what Python shows."""
     if isinstance(values, np.ndarray):
         return f"{values.dtype} {list(values.shape)}"
-    return repr(values)
+    try:
+        return repr(values)
+    except Exception:  # an integer of 5000 digits has no text, and a repr may raise anything
+        return kind_of(values)
 
 
 def _index(value: Any) -> int:

@@ -145,6 +145,7 @@ def test_sequences_of_integers(values: Any) -> None:
         (np.array([1.0]), "are float64 [1]; expected integers"),
         (np.array([[1]]), "are int64 [1, 1]; expected integers"),
         ([2**63], "are [9223372036854775808]; expected integers of 64 bits"),
+        ([10**5000], "are a list; expected integers of 64 bits"),
     ],
 )
 def test_what_is_no_sequence_of_integers(values: Any, text: str) -> None:
@@ -155,6 +156,9 @@ def test_one_integer() -> None:
     assert 3 == host_integer("x", np.uint8(3))
     assert "x() returned a bool; expected an integer" == refusal(host_integer, "x()", True)
     assert "x() returned None; expected an integer" == refusal(host_integer, "x()", None)
+    assert "x() gave a int; expected an integer of 64 bits" == refusal(
+        host_integer, "x()", 10**5000
+    )
     assert f"x() gave {2**63}; expected an integer of 64 bits" == refusal(
         host_integer, "x()", 2**63
     )
