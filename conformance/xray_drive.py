@@ -90,7 +90,7 @@ class _Run:
         self._session = self._model.open(max_len=script.max_len)
         for number, chunk in enumerate(script.chunks):
             self.point = f"chunk{number}"
-            self._call("prefill", list(chunk))
+            self._prefill(list(chunk))
         length = sum(map(len, script.chunks))
         first = script.steps[0].tree.tokens[0]
         self._root(first, "whose logit is twice any other's")
@@ -108,6 +108,16 @@ class _Run:
         self.verb, self.stage, self.rules = verb, "", ()
         method: Callable[..., Any] = getattr(self._session, verb)
         return method(*arguments)
+
+    def _prefill(self, chunk: list[int]) -> None:
+        """It returns the root that the session then has (FWD-1)."""
+        returned, self.stage = self._call("prefill", chunk), "root"
+        token, root = host_integer("prefill()", returned), self._session.root
+        if root is not None and token != host_integer("root", root):
+            self.rules = ("FWD-1",)
+            raise EngineError(
+                f"prefill() returned {token}, the session's root is {root}; expected one"
+            )
 
     def _logits(self, step: Step) -> np.ndarray:
         verified = as_verified(self._call("verify", step.tree))

@@ -331,6 +331,13 @@ def test_a_root_that_is_not_the_bonus_ends_the_session() -> None:
             lambda _: None,
             "committed_len: committed_len returned None; expected an integer; and 4 more times",
         ),
+        ("prefill", lambda _: None, "root: prefill() returned None; expected an integer; and 4"),
+        ("prefill", str, "root: prefill() returned a str; expected an integer; and 4 more times"),
+        (
+            "prefill",
+            lambda token: (token + 1) % 128,
+            "root: prefill() returned 0, the session's root is 127; expected one; and 4 more times",
+        ),
         ("verify", lambda _: None, "verify: verify() returned None; expected a Verified; and 4"),
         ("verify", str, "verify: verify() returned a str; expected a Verified; and 4 more times"),
         (
