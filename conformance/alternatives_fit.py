@@ -139,7 +139,7 @@ class ShownPoint:
                 continue
             index: tuple[int, ...] | None = None
             ratio = 0.0
-            if compare_form(stage, expected, actual) is not None:
+            if compare_form(expected, actual) is not None:
                 index = ()
             elif not stage.exact:
                 bound = self.noise.bound(stage, layer, expected)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kdtr.conformance.bundle_agreement import check_agreement
 from kdtr.conformance.bundle_case import read_case
 from kdtr.conformance.bundle_check import EXPERT_GAP, check_expectations, stage_name
 from kdtr.conformance.case import CaseInput
@@ -98,8 +99,11 @@ class GoldenBundle:
             self._check_model(model)
             self.cases = tuple(self._cases(metadata.get("cases"), bundle))
             inputs = tuple(case.inputs for case in self.cases)
-            check_expectations(self.config, inputs, bundle.view("expect/"))
+            expected = bundle.view("expect/")
+            check_expectations(self.config, inputs, expected)
             _check_names(bundle, {case.alias for case in inputs})
+            for case, entry in zip(inputs, metadata["cases"], strict=True):
+                check_agreement(self.config, case, entry["thin"], expected, self.weights)
         except KdtrError as error:
             raise BundleError(f"{path}: {error}") from error
 

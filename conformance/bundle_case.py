@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import DECISIONS, STAGES, CaseInput, RoundInput
+from kdtr.conformance.host_array import Numbers
 from kdtr.contract import BundleError, DraftTree, EmitLimit, KdtrError, ModelConfig, rules
 
 
@@ -145,3 +146,23 @@ def _check_inputs(config: ModelConfig, case: CaseInput) -> None:
                 f"{where}round{i}/draft_logits is {list(logits.shape)}; expected "
                 f"[depth, {config.vocab_size}]"
             )
+        if logits is not None:
+            _check_drafts(f"{where}round{i}", logits, entry.budget)
+
+
+def _check_drafts(where: str, logits: np.ndarray, budget: int | None) -> None:
+    """What a build refuses (TREE-3)."""
+    if budget is None or budget < 0:
+        raise BundleError(f"{where}/budget = {budget}; expected at least 0")
+    if not Numbers.FLOATING.allow(logits.dtype):
+        raise BundleError(
+            f"{where}/draft_logits is {logits.dtype}; expected {Numbers.FLOATING.value}"
+        )
+    wide = logits.astype(np.float64)
+    bad = np.argwhere(np.isnan(wide) | (wide == np.inf))
+    if len(bad):
+        depth, token = bad[0].tolist()
+        raise BundleError(
+            f"{where}/draft_logits[{depth}, {token}] = {wide[depth, token]}; expected a finite "
+            "number or -inf"
+        )

@@ -31,8 +31,12 @@ def check_values(
 
 def check_gap(name: str, gap: np.ndarray) -> None:
     """A margin or a gap is a number of at least 0; inf where there is nothing to decide."""
-    if not (gap >= 0).all():
-        raise BundleError(f"{name} has {gap.min()}; expected at least 0")
+    bad = np.flatnonzero(~(gap >= 0))
+    if len(bad):
+        raise BundleError(
+            f"{name}[{bad[0]}] = {gap[bad[0]]:.6g}; expected at least 0, or inf where nothing is "
+            "decided; record the bundle again"
+        )
 
 
 def _wrong(stage: Stage, array: np.ndarray, config: ModelConfig, facts: PointFacts) -> str:

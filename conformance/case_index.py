@@ -19,6 +19,7 @@ import numpy as np
 
 from kdtr.conformance.bundle import Expectation, GoldenBundle, GoldenCase
 from kdtr.conformance.bundle_check import MARGINS
+from kdtr.conformance.tree_rules import node_depths
 from kdtr.contract import BundleError, CaseError, DraftTree, ModelConfig, UnsupportedError, Yarn
 from kdtr.kdtr_format import Bundle
 
@@ -127,7 +128,7 @@ def case_points(case: GoldenCase) -> Iterator[Point]:
             committed_len,
             margins,
             thin,
-            max(node_depths(entry.tree)),
+            max(node_depths(entry.tree.parents)),
             entry.tree.parents == tuple(range(-1, len(entry.tree) - 1)),
             max(entry.tree.parents.count(node) for node in range(len(entry.tree))),
             path,
@@ -142,13 +143,6 @@ def stage(found: Expectation, name: str) -> np.ndarray:
     array = found.get(name)
     assert array is not None, name
     return array
-
-
-def node_depths(tree: DraftTree) -> list[int]:
-    depths: list[int] = []
-    for parent in tree.parents:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return depths
 
 
 def _check_path(name: str, path: tuple[int, ...], tree: DraftTree) -> None:

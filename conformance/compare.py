@@ -50,12 +50,8 @@ class Comparison:
     headroom: float | None = None
 
 
-def compare_form(stage: Stage, expected: np.ndarray, actual: np.ndarray) -> Difference | None:
-    """A difference in shape or kind, before any value is compared."""
-    kinds = "biu" if stage.exact else "fV"
-    if actual.dtype.kind not in kinds:  # V: bfloat16 and float8
-        wanted = "integers" if stage.exact else "floating-point numbers"
-        return Difference("wrong kind of numbers", (), wanted, str(actual.dtype))
+def compare_form(expected: np.ndarray, actual: np.ndarray) -> Difference | None:
+    """A difference in shape, before any value is compared."""
     if actual.shape == expected.shape:
         return None
     if expected.ndim == 1 and expected.size <= 32 and actual.size <= 32:

@@ -10,7 +10,6 @@ import numpy as np
 from kdtr.conformance.diagnosis_forward import (
     Array,
     Workings,
-    best_ids,
     choose,
     expert_weights,
     sigmoid,
@@ -18,6 +17,7 @@ from kdtr.conformance.diagnosis_forward import (
 )
 from kdtr.conformance.diagnosis_past import Past
 from kdtr.conformance.diagnosis_twist import Twist
+from kdtr.conformance.expert_choice import best_experts
 from kdtr.contract import ModelConfig
 
 
@@ -56,19 +56,21 @@ def _choices(past: Past) -> Iterator[Twist]:
     k, groups = config.num_experts_per_tok, config.n_group
 
     def without_groups(config: ModelConfig, scores: Array, bias: Array) -> Array:
-        return best_ids(config, scores + bias)
+        return best_experts(config, scores + bias)
 
     def zero_masked(config: ModelConfig, scores: Array, bias: Array) -> Array:
-        return best_ids(config, np.where(_kept(config, scores + bias), scores + bias, 0.0))
+        return best_experts(config, np.where(_kept(config, scores + bias), scores + bias, 0.0))
 
     def unbiased(config: ModelConfig, scores: Array, bias: Array) -> Array:
         return choose(config, scores, 0 * bias)
 
     def groups_unbiased(config: ModelConfig, scores: Array, bias: Array) -> Array:
-        return best_ids(config, np.where(_kept(config, scores), scores + bias, -np.inf))
+        return best_experts(config, np.where(_kept(config, scores), scores + bias, -np.inf))
 
     def by_best(config: ModelConfig, scores: Array, bias: Array) -> Array:
-        return best_ids(config, np.where(_kept(config, scores + bias, 1), scores + bias, -np.inf))
+        return best_experts(
+            config, np.where(_kept(config, scores + bias, 1), scores + bias, -np.inf)
+        )
 
     def highest_of_ties(config: ModelConfig, scores: Array, bias: Array) -> Array:
         e = scores.shape[1]

@@ -13,6 +13,7 @@ from math import ceil, floor, log, pi
 import numpy as np
 
 from kdtr.conformance.diagnosis_scene import Key
+from kdtr.conformance.expert_choice import choose_experts
 from kdtr.contract import SIGMOID, ModelConfig
 
 Array = np.ndarray
@@ -134,17 +135,7 @@ def append(old: Array, new: Array, committed_len: int) -> Array:
 
 def choose(config: ModelConfig, scores: Array, bias: Array) -> Array:
     """MOE-2: ids [n, k], ascending."""
-    groups = (scores + bias).reshape(len(scores), config.n_group, -1)
-    strength = np.sort(groups, axis=-1)[..., -2:].sum(axis=-1)
-    kept = np.zeros(strength.shape, dtype=bool)
-    best = np.argsort(-strength, axis=-1, kind="stable")[:, : config.topk_group]
-    np.put_along_axis(kept, best, True, axis=1)
-    return best_ids(config, np.where(kept[..., None], groups, -np.inf).reshape(scores.shape))
-
-
-def best_ids(config: ModelConfig, scores: Array) -> Array:
-    best = np.argsort(-scores, axis=-1, kind="stable")[:, : config.num_experts_per_tok]
-    return np.sort(best, axis=1)
+    return choose_experts(config, scores + bias)
 
 
 def expert_weights(config: ModelConfig, scores: Array, bias: Array, ids: Array) -> Array:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import frexp
 
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
+from kdtr.conformance.tree_rules import node_depths
 from kdtr.contract import NO_LIMIT, EmitLimit, ModelConfig, Source, Stage
 
 Key = tuple[str, int | None]
@@ -116,10 +118,7 @@ class Scene:
     @cached_property
     def depth(self) -> np.ndarray:
         """Edges from the root [n]."""
-        depth: list[int] = []
-        for parent in self.parents:
-            depth.append(0 if parent < 0 else depth[parent] + 1)
-        return np.array(depth)
+        return np.array(node_depths(self.parents))
 
     @cached_property
     def path(self) -> tuple[int, ...]:
@@ -261,8 +260,10 @@ def _residual(scene: Scene, predicted: np.ndarray, concerned: np.ndarray) -> flo
         return 0.0
     finite = concerned & np.isfinite(scene.numbers) & np.isfinite(predicted)
     finite &= np.isfinite(scene.expected)
-    right, actual = np.where(finite, scene.expected, 0.0), np.where(finite, scene.numbers, 0.0)
-    guessed = np.where(finite, predicted, 0.0)
+    kept = [np.where(finite, x, 0.0) for x in (scene.expected, scene.numbers, predicted)]
+    # An engine may show 1e300, which has no square; a power of two rounds nothing.
+    scale = 2.0 ** (frexp(max(float(np.abs(x).max(initial=0.0)) for x in kept))[1] - 1)
+    right, actual, guessed = (x / scale for x in kept)
     before = float(((actual - right) ** 2).sum())
     after = float(((actual - guessed) ** 2).sum())
     return after / before if before > 0 else 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.case import CaseInput, RoundInput
-from kdtr.conformance.observe import Observation, copied_rows, host_cache, unchanged_rows
+from kdtr.conformance.observe import Observation, as_round, copied_rows, host_cache, unchanged_rows
 from kdtr.contract import (
     NO_LIMIT,
     Acceptance,
@@ -22,7 +22,6 @@ from kdtr.contract import (
     EngineInfo,
     LogicalCache,
     ModelConfig,
-    Round,
     Session,
     Source,
     Stage,
@@ -141,9 +140,8 @@ def _stepwise(driver: Driver, entry: RoundInput, pin: Pin, seen: Observation) ->
 
 def _fused(driver: Driver, entry: RoundInput, _: Pin, seen: Observation) -> None:
     """round(): verify, accept and commit as shipped; the engine lives with its own decisions."""
-    done = driver.session.round(entry.tree, **_limited(entry), **driver.tracing(seen))
-    if not isinstance(done, Round):
-        raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
+    done = as_round(driver.session.round(entry.tree, **_limited(entry), **driver.tracing(seen)))
+    seen.put_tree(done.tree, entry.tree)
     seen.put_acceptance("round()", done.acceptance)
     seen.put_emitted(done.emitted)
     driver.look(seen, done.acceptance.path)

@@ -212,7 +212,27 @@ def _check_engine(name: str, engine: Any) -> None:
                 f"engine {name}: info.{what} names {', '.join(unknown)}; expected some of "
                 f"{', '.join(sorted(known))}"
             )
+    for what in ("name", "version", "device"):
+        if not isinstance(getattr(info, what), str):
+            raise EngineError(
+                f"engine {name}: info.{what} = {getattr(info, what)!r}; expected a text"
+            )
+    _check_conventions(name, info.conventions)
     _check_profile(name, info.profile)
+
+
+def _check_conventions(name: str, conventions: object) -> None:
+    if not isinstance(conventions, Mapping):
+        raise EngineError(
+            f"engine {name}: info.conventions is a {type(conventions).__name__}; expected a "
+            'mapping of texts to texts, as {"latent_norm_eps": "1e-5"}'
+        )
+    for key, value in conventions.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise EngineError(
+                f"engine {name}: info.conventions has {key!r}: {value!r}; expected a text for a "
+                "text"
+            )
 
 
 def _check_profile(name: str, profile: NumericProfile) -> None:
@@ -226,6 +246,12 @@ def _check_profile(name: str, profile: NumericProfile) -> None:
             raise EngineError(
                 f"engine {name}: profile.{field} = {dtype!r}; expected one of "
                 f"{', '.join(UNIT_ROUNDOFF)}"
+            )
+    for flag in ("deterministic", "batch_invariant"):
+        if not isinstance(getattr(profile, flag), bool):
+            raise EngineError(
+                f"engine {name}: profile.{flag} = {getattr(profile, flag)!r}; expected True or "
+                "False"
             )
     if profile.accumulation not in SUMMED_IN:
         raise EngineError(

@@ -155,7 +155,7 @@ class _Run:
         if entry.draft_logits is not None:
             recorder("build_parents", None, np.array(entry.tree.parents))
             recorder("build_tokens", None, np.array(entry.tree.tokens))
-        self.needed = max(self.needed, self.session.committed_len + len(entry.tree))
+        self.needed = max(self.needed, self.session.committed_len + _rows(entry))
         done = self.session.round(entry.tree, limit=entry.limit, trace=recorder)
         self._keep(point, entry.tree.tokens, recorder, done.acceptance)
         return entry
@@ -285,10 +285,12 @@ def _accept_len(plan: RoundPlan) -> int:
 
 
 def _rows(plan: RoundPlan) -> int:
-    """Nodes of the round's tree, at most."""
+    """Slots that the round asks for, at most: a build is refused by its budget (SLOT-3)."""
     if isinstance(plan, Drafted):
-        return plan.budget + 1
-    return len(plan.tree if isinstance(plan, RoundInput) else plan.parents)
+        return max(plan.budget, len(plan.ranks)) + 1  # the ranks are planted by decoding
+    if isinstance(plan, RoundInput):
+        return max(len(plan.tree), (plan.budget or 0) + 1)
+    return len(plan.parents)
 
 
 def _slots(config: ModelConfig, plan: CasePlan) -> int:

@@ -78,11 +78,11 @@ class Shadow:
         recorder = ForwardRecorder(self._model)
         self._session.forward_tokens(tokens, truth.positions, truth.mask, trace=recorder)
         mine = recorder.shown()
-        margins = token_gaps(truth.logits) / (2 * SAFETY * _noise(truth.logits, mine.logits))
+        margins = _over(token_gaps(truth.logits), 2 * SAFETY * _noise(truth.logits, mine.logits))
         margins[:first_target] = np.inf
         for layer, scores in truth.scores.items():
             noise = SAFETY * _noise(scores, mine.scores[layer])
-            margins = np.minimum(margins, truth.gaps[layer] / noise)
+            margins = np.minimum(margins, _over(truth.gaps[layer], noise))
         return margins
 
     def follow(self, acceptance: Acceptance) -> None:
@@ -98,6 +98,13 @@ def token_gaps(logits: np.ndarray) -> np.ndarray:
 
 def clear_rows(margins: np.ndarray) -> np.ndarray:
     return np.asarray(margins > 1)
+
+
+def _over(gaps: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Margins [n]: finite where there is a gap, also where the emulation was exact."""
+    with np.errstate(over="ignore"):
+        margins = gaps / noise
+    return np.where(np.isfinite(gaps), np.minimum(margins, np.finfo(np.float64).max), np.inf)
 
 
 def _noise(truth: np.ndarray, mine: np.ndarray) -> np.ndarray:

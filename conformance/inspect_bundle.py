@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
-from kdtr.conformance.case_index import PRECISIONS, Point, case_points, node_depths, stage
+from kdtr.conformance.case_index import PRECISIONS, Point, case_points, stage
 from kdtr.conformance.drawing_tree import tree_lines
 from kdtr.conformance.plain_text import printable, table
+from kdtr.conformance.tree_rules import node_depths
 from kdtr.contract import NO_LIMIT, EmitLimit, ModelConfig
 from kdtr.kdtr_format import Bundle, Entry
 from kdtr.kdtr_format.layout import HEADER, HEADER_SIZE, Header
@@ -158,7 +159,7 @@ def _round_lines(case: GoldenCase, point: Point) -> Iterator[str]:
         yield from wrapped("limit", _limit(entry.limit), indent=4)
     columns = {
         "position": stage(found, "positions").tolist(),
-        "depth": node_depths(entry.tree),
+        "depth": node_depths(entry.tree.parents),
         "target": stage(found, "targets").tolist(),
         "token": entry.tree.tokens,
     }

@@ -14,7 +14,7 @@ from kdtr.conformance.judge_stage import At, StageJudge, place_of
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import AnswerError, Observation
-from kdtr.conformance.raised import RAISED, origin, shortened, told
+from kdtr.conformance.raised import RAISED, in_words, told
 from kdtr.conformance.taint import Taint
 from kdtr.contract import (
     Acceptance,
@@ -23,6 +23,7 @@ from kdtr.contract import (
     EngineInfo,
     Model,
     ModelConfig,
+    Session,
     Source,
     Stage,
     stage_order,
@@ -66,8 +67,9 @@ def judge_case(
         result.blocked = len(points)
         return result
     try:
-        if case.inputs.root is not None:
-            session.set_root(case.inputs.root)
+        if not judge.begin(session):
+            result.blocked = len(points)
+            return result
         driver = Driver(session, info, config, traces=mode.traces)
         for number, point in enumerate(points):
             goes_on = judge.point(driver, point)
@@ -75,9 +77,6 @@ def judge_case(
             if not goes_on:
                 result.blocked = len(points) - number - 1
                 break
-    except RAISED as error:
-        judge.report_error("open", "set_root", error)
-        result.blocked = len(points)
     finally:
         _close(session, judge)
     return result
@@ -106,6 +105,16 @@ class _CaseJudge:
         self._suspect_since: int | None = None  # the layer from which the cache may differ
         self._before: dict[Key, np.ndarray] = {}  # what was seen at the point before
 
+    def begin(self, session: Session) -> bool:
+        """Set the root of a case without a prompt; whether the case goes on."""
+        try:
+            if self._case.inputs.root is not None:
+                session.set_root(self._case.inputs.root)
+        except RAISED as error:
+            self.report_error("open", "set_root", error)
+            return False
+        return True
+
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
         seen = Observation(self._config.num_hidden_layers)
@@ -115,7 +124,12 @@ class _CaseJudge:
         except RAISED as raised:  # an engine may raise anything
             error = raised
         # What was shown before the error is judged first: it may name the cause.
-        goes_on = self._compare(point, seen, complete=error is None)
+        try:
+            goes_on = self._compare(point, seen, complete=error is None)
+        except RAISED as own:  # no verdict, and none of the engine's doing
+            text = f"kdtr itself raised {told(own)} in comparing what was shown; please report it"
+            self._add(Finding(Verdict.ERROR, place_of(self._result, point), "answer", text))
+            return False
         if not goes_on:
             return False
         error = error or seen.fault
@@ -125,15 +139,9 @@ class _CaseJudge:
         return True
 
     def report_error(self, point: str, stage: str, error: BaseException) -> None:
-        place = origin(error)
-        if isinstance(error, EngineError) and not place:  # the judge's own word on an answer
-            summary = shortened(str(error))
-        else:
-            summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
         rules = _broken_by(error) if stage == "answer" else ()
-        self._add(
-            Finding(Verdict.ERROR, place_of(self._result, point), stage, summary, rules=rules)
-        )
+        place = place_of(self._result, point)
+        self._add(Finding(Verdict.ERROR, place, stage, in_words(error), rules=rules))
 
     def _drive(
         self, driver: Driver, point: str, expectation: Expectation, seen: Observation
@@ -164,6 +172,10 @@ class _CaseJudge:
                 continue
             actual = seen.arrays.get((stage.name, layer))
             if actual is None:
+                unfit = seen.unfit.get((stage.name, layer))
+                if unfit is not None:
+                    self.report_error(point, stage.name, unfit)
+                    return False
                 if complete and not self._unshown(point, stage, layer):
                     return False
                 continue

@@ -72,9 +72,9 @@ class StageJudge:
     def compare(self, at: At, taint: Taint) -> Finding | None:
         """The stage's first difference: of the rows that are firm, then of the suspects."""
         stage, expected, actual = at.stage, at.expected, at.actual
-        difference = compare_form(stage, expected, actual)
+        difference = compare_form(expected, actual)
         walk = stage.source is Source.WALK and actual.ndim == expected.ndim
-        if difference is not None and not (walk and actual.dtype.kind in "iu"):
+        if difference is not None and not walk:
             return self._diagnosed(self._finding(at, difference, actual), at, actual)
         tied: Finding | None = None
         for suspects in (False, True):
@@ -179,8 +179,12 @@ class StageJudge:
 
 
 def _hints(scene: Scene) -> tuple[Hint, ...]:
-    """A diagnosis is a help, and never in the way of the finding itself."""
+    """A diagnosis is a help, and never in the way of the finding itself.
+
+    An engine may show numbers at the end of the range: guesses that overflow fit nothing.
+    """
     try:
-        return diagnose(scene)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return diagnose(scene)
     except RAISED as error:
         return (Hint(f"no diagnosis: it raised {told(error)}", fit=0.0),)

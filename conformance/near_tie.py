@@ -9,6 +9,7 @@ from itertools import combinations, islice
 import numpy as np
 
 from kdtr.conformance.bundle import Expectation
+from kdtr.conformance.expert_choice import choose_experts
 from kdtr.conformance.noise_floor import PointNoise
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
 from kdtr.contract import STAGE, ModelConfig, NumericProfile, Stage
@@ -130,12 +131,11 @@ class Decisions:
         biased = scores + self.expectation.router_bias(layer)
         favoured = _favoured(self.config, biased, chosen, bound)
         own = self._own_choice(layer, scores.shape)
-        for row in rows:
-            took = np.flatnonzero(chosen[row])
-            if not np.array_equal(_choice(self.config, favoured[row]), took):
-                return None
-            if own is not None and not np.array_equal(_choice(self.config, own[row]), took):
-                return None  # not what its own scores say: a wrong choice, or a wrong tie-break
+        took = np.sort(actual[rows], axis=1)
+        if not np.array_equal(choose_experts(self.config, favoured[rows]), took):
+            return None
+        if own is not None and not np.array_equal(choose_experts(self.config, own[rows]), took):
+            return None  # not what its own scores say: a wrong choice, or a wrong tie-break
         row = rows[0]
         gap = self.expectation.expert_gap(layer)[row]
         return f"the choice of row {row} hangs on {gap:.2g}, less than {bound[row, 0]:.2g}"
@@ -189,8 +189,8 @@ def admissible_choices(
     for ids in sorted(near, key=lambda ids: (-biased[list(ids)].sum(), ids)):
         chosen = np.zeros((1, len(biased)), dtype=bool)
         chosen[0, list(ids)] = True
-        favoured = _favoured(config, biased[None], chosen, moved)[0]
-        if tuple(_choice(config, favoured).tolist()) == ids:
+        favoured = _favoured(config, biased[None], chosen, moved)
+        if tuple(choose_experts(config, favoured)[0].tolist()) == ids:
             found.append(ids)
     return found
 
@@ -236,17 +236,6 @@ def _favoured(
     beside = np.minimum(risen, np.nextafter(lowest_chosen, -np.inf))
     fallen = biased - bound
     return np.where(chosen, risen, np.where(in_taken_group, np.maximum(beside, fallen), fallen))
-
-
-def _choice(config: ModelConfig, biased: np.ndarray) -> np.ndarray:
-    """The ids, ascending, that biased scores [e] of one row choose (MOE-2)."""
-    groups = biased.reshape(config.n_group, -1)  # [group, e / group]
-    strength = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
-    open_groups = np.argsort(-strength, kind="stable")[: config.topk_group]
-    allowed = np.full(groups.shape, -np.inf)
-    allowed[open_groups] = groups[open_groups]
-    best = np.argsort(-allowed.ravel(), kind="stable")[: config.num_experts_per_tok]
-    return np.sort(best)
 
 
 def _is_top(own: np.ndarray, tokens: np.ndarray, profile: NumericProfile) -> np.ndarray:

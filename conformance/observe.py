@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers, kind_of
 from kdtr.contract import (
     STAGE,
     TRACED,
@@ -17,6 +17,7 @@ from kdtr.contract import (
     DraftTree,
     EngineError,
     LogicalCache,
+    Round,
     Source,
     Verified,
 )
@@ -42,14 +43,18 @@ class AnswerError(EngineError):
 class Observation:
     """Collects stages by (name, layer). It is itself the trace that a session is given.
 
-    Form is checked here, values elsewhere. A fault of form in a trace is kept in `fault` and
-    does not interrupt the engine; one in an answer is raised as EngineError.
+    Form is checked here, values elsewhere. A fault of form in a trace is kept and does not
+    interrupt the engine; one in an answer is raised as EngineError.
+
+    arrays  what was shown, of the numbers that its stage asks for
+    fault   the first of all; unfit: those of arrays that cannot be kept, by their place
     """
 
     def __init__(self, n_layers: int) -> None:
         self._n_layers = n_layers
         self.arrays: dict[Key, np.ndarray] = {}
         self.fault: EngineError | None = None
+        self.unfit: dict[Key, EngineError] = {}
 
     def __call__(self, stage: str, layer: int | None, array: Array, /) -> None:
         try:
@@ -61,12 +66,20 @@ class Observation:
             if layer not in (range(self._n_layers) if per_layer else (None,)):
                 wanted = f"0..{self._n_layers - 1}" if per_layer else "None"
                 raise EngineError(f"trace of {stage} at layer {layer!r}; expected {wanted}")
-            if (stage, layer) in self.arrays:
-                at = "" if layer is None else f" of layer {layer}"
-                raise EngineError(f"{stage}{at} was traced twice; expected once per forward")
-            self.arrays[stage, layer] = host_copy(f"trace of {stage}", array)
+            self._keep(stage, layer, array)
         except EngineError as error:
             self.fault = self.fault or error
+
+    def _keep(self, stage: str, layer: int | None, array: Array) -> None:
+        name = stage if layer is None else f"{stage} of layer {layer}"
+        if (stage, layer) in self.arrays or (stage, layer) in self.unfit:
+            raise EngineError(f"{name} was traced twice; expected once per forward")
+        try:
+            copy = host_copy(f"trace of {name}", array, Numbers.of(STAGE[stage]))
+        except EngineError as error:
+            self.unfit[stage, layer] = error
+            raise
+        self.arrays[stage, layer] = copy
 
     def put(self, stage: str, value: Any) -> None:
         """Keep an answer as a stage; one that was traced too must be the same."""
@@ -79,23 +92,22 @@ class Observation:
 
     def put_build(self, tree: Any) -> None:
         if not isinstance(tree, DraftTree):
-            raise EngineError(f"build() returned {_kind(tree)}; expected a DraftTree")
-        self.put("build_parents", tree.parents)
-        self.put("build_tokens", tree.tokens)
+            raise EngineError(f"build() returned {kind_of(tree)}; expected a DraftTree")
+        for name in ("parents", "tokens"):
+            self.put(f"build_{name}", host_integers(f"build() {name}", getattr(tree, name)))
 
     def put_verified(self, verified: Any, n: int, vocab_size: int) -> None:
-        if not isinstance(verified, Verified):
-            raise EngineError(f"verify() returned {_kind(verified)}; expected a Verified")
-        if verified.logits is not None:
-            self.put_logits("verify()", verified.logits, n, vocab_size)
-        targets = _integers("verify() targets", verified.targets)
+        found = as_verified(verified)
+        if found.logits is not None:
+            self.put_logits("verify()", found.logits, n, vocab_size)
+        targets = host_integers("verify() targets", found.targets)
         if len(targets) != n:
             text = f"verify() returned {len(targets)} targets, the tree has {n} nodes; expected {n}"
             raise AnswerError.of_rows(text, len(targets), n)
         self.put("targets", targets)
 
     def put_logits(self, verb: str, logits: Array, n: int, vocab_size: int) -> None:
-        array = host_copy(f"{verb} logits", logits)
+        array = host_copy(f"{verb} logits", logits, Numbers.FLOATING)
         if array.shape != (n, vocab_size):
             text = f"{verb} returned logits {list(array.shape)}; expected [{n}, {vocab_size}]"
             raise AnswerError.of_rows(text, array.shape[0] if array.ndim else 0, n)
@@ -103,20 +115,26 @@ class Observation:
 
     def put_acceptance(self, verb: str, acceptance: Any) -> None:
         if not isinstance(acceptance, Acceptance):
-            raise EngineError(f"{verb} returned {_kind(acceptance)}; expected an Acceptance")
-        self.put("path", acceptance.path)
-        self.put("bonus", acceptance.bonus)
+            raise EngineError(f"{verb} returned {kind_of(acceptance)}; expected an Acceptance")
+        self.put("path", host_integers(f"{verb} path", acceptance.path))
+        self.put_token("bonus", f"{verb} bonus", acceptance.bonus)
+
+    def put_tree(self, tree: Any, asked: DraftTree) -> None:
+        """The tree that a round says it verified: the one that it was given."""
+        if isinstance(tree, DraftTree):
+            if tree == asked:
+                return
+            nodes = f"another tree, {list(tree.tokens)} under {list(tree.parents)}"
+        else:
+            nodes = kind_of(tree)
+        text = f"round() says that it verified {nodes}; expected the DraftTree that it was given"
+        self.fault = self.fault or EngineError(text)
 
     def put_emitted(self, emitted: Any) -> None:
-        values = _integers("round() emitted", emitted)
-        self.put("emitted", values if values else np.empty(0, np.int64))
+        self.put("emitted", host_integers("round() emitted", emitted))
 
     def put_token(self, stage: str, verb: str, token: Any) -> None:
-        try:
-            self.put(stage, np.int64(_index(token)))
-        except (TypeError, OverflowError):
-            text = f"{verb} returned {_kind(token)}; expected an integer of 64 bits"
-            raise EngineError(text) from None
+        self.put(stage, np.int64(host_integer(verb, token)))
 
     def put_cache(self, cache: LogicalCache) -> None:
         for name in _CACHE:
@@ -134,11 +152,30 @@ class Observation:
                 self.arrays["expert_weights", layer] = np.take_along_axis(weights, order, axis=1)
 
 
+def as_verified(found: Any) -> Verified:
+    """What a verify returned. Raises EngineError where it is none."""
+    if not isinstance(found, Verified):
+        raise EngineError(f"verify() returned {kind_of(found)}; expected a Verified")
+    return found
+
+
+def as_round(found: Any) -> Round:
+    """What a round returned. Raises EngineError where it is none."""
+    if not isinstance(found, Round):
+        raise EngineError(f"round() returned {kind_of(found)}; expected a Round")
+    return found
+
+
 def host_cache(cache: Any) -> LogicalCache:
     """A copy of a snapshot: one that still points into the engine would change with it."""
     if not isinstance(cache, LogicalCache):
-        raise EngineError(f"snapshot() returned {_kind(cache)}; expected a LogicalCache")
-    copies = {name: host_copy(f"snapshot() {name}", getattr(cache, name)) for name in _CACHE}
+        raise EngineError(f"snapshot() returned {kind_of(cache)}; expected a LogicalCache")
+    copies = {
+        name: host_copy(
+            f"snapshot() {name}", getattr(cache, name), Numbers.of(STAGE[f"cache_{name}"])
+        )
+        for name in _CACHE
+    }
     for name, axes in _CACHE.items():
         if copies[name].ndim != len(axes):
             raise EngineError(
@@ -202,32 +239,3 @@ def _same_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     size = x.dtype.itemsize
     x, y = (np.ascontiguousarray(z).view(np.uint8).reshape(*z.shape, size) for z in (x, y))
     return np.asarray((x == y).all(axis=-1))
-
-
-def host_copy(what: str, array: Array) -> np.ndarray:
-    """A copy in host memory, of a kind that can be compared."""
-    try:
-        copy = np.array(array if hasattr(array, "__array__") else np.from_dlpack(array))
-    except Exception as error:
-        raise EngineError(f"{what} is {_kind(array)}, which is no array: {error}") from error
-    if copy.dtype.kind not in "biuf" and copy.dtype.name not in ("bfloat16", "float8_e4m3fn"):
-        raise EngineError(f"{what} is {copy.dtype}; expected numbers")
-    return copy
-
-
-def _integers(what: str, values: Sequence[Any]) -> tuple[int, ...]:
-    try:
-        return tuple(_index(value) for value in values)
-    except TypeError:
-        raise EngineError(f"{what} are {values!r}; expected integers") from None
-
-
-def _index(value: Any) -> int:
-    """A token, a length, a target; Python would take a bool for one, the judge does not."""
-    if isinstance(value, bool):
-        raise TypeError
-    return index(value)
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

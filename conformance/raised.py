@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from kdtr.contract import EngineError
+
 # sys.exit(0) inside an engine must not end the judge as if it had passed; Ctrl-C must end it.
 RAISED = (Exception, SystemExit)
 
@@ -26,6 +28,19 @@ def told(error: BaseException) -> str:
     except RAISED:
         text = "(its text cannot be read)"
     return f"{type(error).__name__}: {shortened(text)}"
+
+
+def in_words(error: BaseException) -> str:
+    """As a finding says it: what the engine raised and where, or the judge's word on an answer."""
+    if is_own(error):
+        return shortened(str(error))
+    place = origin(error)
+    return f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether it is the judge that found fault with an answer."""
+    return isinstance(error, EngineError) and not origin(error)
 
 
 def origin(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from kdtr.conformance.seed_model import hash_below
 from kdtr.conformance.self_influence import influence
 from kdtr.conformance.self_model import SelfModel, ancestors, committed_row, lone, path_tokens
 from kdtr.conformance.self_noise import SelfNoise, apart
+from kdtr.conformance.tree_rules import greedy_walk, node_depths, tree_mask
 from kdtr.contract import Acceptance, DraftTree
 
 # Shapes in which the accepted sibling stands first, last and between, and the order is neither
@@ -220,7 +221,7 @@ def greedy(bench: Bench) -> Wrong | None:
             tree, path = _planted(bench, held, SHAPES[name])
             rows = model.rows(session, tree)
             targets = [int(row.argmax()) for row in rows]
-            walked = _walk(tree, targets)
+            walked = greedy_walk(tree, targets)
             if walked != path:
                 shared = [a for a, b in zip(walked, path, strict=False) if a == b]
                 row = rows[shared[-1]]
@@ -319,11 +320,7 @@ def _positions_of(bench: Bench, prompt: Sequence[int], tree: DraftTree) -> str:
     model, n, length = bench.model, len(tree), len(prompt)
     if not model.offers("forward_tokens"):
         return ""
-    depth = np.array([len(ancestors(tree.parents, i)) - 1 for i in range(n)])
-    mask = np.zeros((n, length + n), dtype=bool)
-    mask[:, :length] = True
-    for i in range(n):
-        mask[i, [length + j for j in ancestors(tree.parents, i)]] = True
+    depth, mask = np.array(node_depths(tree.parents)), tree_mask(tree.parents, length)
     rows = model.tree_rows(prompt, tree)
     tried = {
         "L - 1 + depth: the root is one position too low": length - 1 + depth,
@@ -400,17 +397,6 @@ def _planted(
             free = (t for t in bench.tokens(f"miss {node}", 64) if t not in taken)
             chosen[node] = next(free)
     return DraftTree(tuple(chosen), parents), path
-
-
-def _walk(tree: DraftTree, targets: Sequence[int]) -> tuple[int, ...]:
-    """The greedy walk, by its own few lines (ACC-1)."""
-    path = [0]
-    while True:
-        children = [i for i in range(len(tree)) if tree.parents[i] == path[-1]]
-        hit = [i for i in children if tree.tokens[i] == targets[path[-1]]]
-        if not hit:
-            return tuple(path)
-        path.append(hit[0])
 
 
 def _leaves(tree: DraftTree) -> list[int]:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.conformance.observe import host_copy
+from kdtr.conformance.host_array import Numbers, host_copy
+from kdtr.conformance.observe import as_verified
 from kdtr.conformance.raised import RAISED, told
 from kdtr.contract import (
     Acceptance,
@@ -63,13 +64,13 @@ class SelfModel:
     def rows(self, session: Any, tree: DraftTree) -> np.ndarray:
         """Logits [n, w] float64 of a verify under the tree's own root."""
         session.set_root(tree.tokens[0])
-        logits = session.verify(tree).logits
+        logits = as_verified(session.verify(tree)).logits
         if logits is None:
             raise UnsupportedError(
                 f"{self.info.name} shows no logits; `gate --self` compares rows of logits, so its "
                 "verify() must return them"
             )
-        rows = host_copy("verify().logits", logits).astype(np.float64)
+        rows = host_copy("verify() logits", logits, Numbers.FLOATING).astype(np.float64)
         if rows.shape != (len(tree), self.vocab_size):
             raise EngineError(
                 f"verify() returned logits {list(rows.shape)}, the tree has {len(tree)} nodes; "
@@ -92,7 +93,7 @@ class SelfModel:
         """forward_tokens behind the prompt: logits [n, w]."""
         with self.session(prompt) as session:
             logits = session.forward_tokens(list(tokens), positions, mask)
-            return host_copy("forward_tokens()", logits).astype(np.float64)
+            return host_copy("forward_tokens() logits", logits, Numbers.FLOATING).astype(np.float64)
 
     def causal_row(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits [w] after the tokens by one causal forward_tokens from an empty cache."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
-from kdtr.conformance.observe import host_cache, host_copy, unchanged_rows
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers
+from kdtr.conformance.observe import as_round, as_verified, host_cache, unchanged_rows
+from kdtr.conformance.raised import RAISED, in_words, is_own, told
 from kdtr.contract import (
     Acceptance,
     DraftTree,
@@ -53,20 +54,24 @@ def judge_state(
             result.unshown.update(f"{verb}()" for verb in missing)
             continue
         script = _Script(model, info, config, case)
+        place, found = Place(bundle, CASE, SCRIPT, check.name), Verdict.FAIL
+        rules, stage = check.rules, check.name
         try:
             wrong = check.run(script)
         except RAISED as error:
-            wrong = f"the engine raised {told(error)}"
+            wrong = in_words(error)
+            if is_own(error):  # an answer of the wrong form says nothing of what is checked
+                found, rules, stage = Verdict.ERROR, (), "answer"
         closing = script.close()
         wrong = wrong or closing
         result.points += 1
         result.comparisons += 1
-        if wrong is not None:
-            place = Place(bundle, CASE, SCRIPT, check.name)
-            result.findings.append(
-                Finding(Verdict.FAIL, place, check.name, wrong, rules=check.rules)
-            )
-            result.verdict = Verdict.FAIL
+        if wrong is None:
+            continue
+        result.verdict = max(result.verdict, found, key=list(Verdict).index)
+        finding = Finding(found, place, stage, wrong, rules=rules)
+        if found is Verdict.FAIL or all(one.summary != wrong for one in result.findings):
+            result.findings.append(finding)
     if not result.points:
         result.verdict = Verdict.UNSUPPORTED
     return result
@@ -100,8 +105,23 @@ class _Script:
 
     def tree(self, session: Session) -> DraftTree:
         """The case's first tree under the session's own root, which may be a near tie off."""
-        assert session.root is not None
-        return replace(self._shape, tokens=(session.root, *self._shape.tokens[1:]))
+        if session.root is None:
+            raise EngineError("root is None after prefill(); expected the target of its last row")
+        root = host_integer("root", session.root)
+        return replace(self._shape, tokens=(root, *self._shape.tokens[1:]))
+
+    def verified(self, session: Session, tree: DraftTree) -> tuple[tuple[int, ...], bytes]:
+        """The targets of a verify, and the bytes of its logits where it shows them."""
+        found = as_verified(session.verify(tree))
+        targets = tuple(host_integers("verify() targets", found.targets).tolist())
+        if found.logits is None:
+            return targets, b""
+        return targets, host_copy("verify() logits", found.logits, Numbers.FLOATING).tobytes()
+
+    def rounded(self, session: Session) -> tuple[Acceptance, tuple[int, ...]]:
+        """The walk of a round over the case's first tree, and what it emitted."""
+        done = as_round(session.round(self.tree(session)))
+        return done.acceptance, tuple(host_integers("round() emitted", done.emitted).tolist())
 
     def close(self) -> str | None:
         """What went wrong in closing the sessions, or None."""
@@ -200,15 +220,12 @@ def _verify_twice(script: _Script) -> str | None:
     session = script.begun()
     tree = script.tree(session)
     before = script.state(session)
-    first = session.verify(tree)
-    logits = None if first.logits is None else host_copy("verify() logits", first.logits)
-    second = session.verify(tree)
-    if tuple(first.targets) != tuple(second.targets):
-        return f"gave other targets the second time: {first.targets}, then {second.targets}"
-    if script.info.profile.deterministic and logits is not None:
-        again = host_copy("verify() logits", second.logits)
-        if logits.tobytes() != again.tobytes():
-            return "gave other bits of logits the second time; the profile says deterministic"
+    first, logits = script.verified(session, tree)
+    second, again = script.verified(session, tree)
+    if first != second:
+        return f"gave other targets the second time: {first}, then {second}"
+    if script.info.profile.deterministic and logits != again:
+        return "gave other bits of logits the second time; the profile says deterministic"
     return script.changed(session, before)
 
 
@@ -216,10 +233,10 @@ def _two_sessions(script: _Script) -> str | None:
     session = script.begun()
     tree = script.tree(session)
     before = script.state(session)
-    alone = tuple(session.verify(tree).targets)
+    alone, _ = script.verified(session, tree)
     other = script.begun()
     other.prefill(list(reversed(script.prompt[-2:])))
-    again = tuple(session.verify(tree).targets)
+    again, _ = script.verified(session, tree)
     if script.info.profile.deterministic and again != alone:
         return "gave other targets after another session had run"
     return script.changed(session, before)
@@ -264,13 +281,13 @@ def _set_root(script: _Script) -> str | None:
 def _same_round_again(script: _Script) -> str | None:
     """A round of a fresh session after the same prompt leaves the same bits behind."""
     first = script.begun()
-    done = first.round(script.tree(first))
+    done = script.rounded(first)
     state = script.state(first)
     for _ in range(2):
         session = script.begun()
-        again = session.round(script.tree(session))
-        if (again.acceptance, tuple(again.emitted)) != (done.acceptance, tuple(done.emitted)):
-            return f"emitted {done.emitted} at first, and then {again.emitted}"
+        again = script.rounded(session)
+        if again != done:
+            return f"emitted {done[1]} at first, and then {again[1]}"
         wrong = script.changed(session, state) if script.info.profile.deterministic else None
         if wrong is not None:
             return f"the same round after the same prompt {wrong}; the profile says deterministic"

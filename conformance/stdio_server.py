@@ -7,12 +7,12 @@ its own process, it sees of the same engine behind this loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import index
 from typing import IO, Any
 
 import numpy as np
 
-from kdtr.conformance.observe import host_copy
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers
+from kdtr.conformance.observe import as_round, as_verified, host_cache
 from kdtr.conformance.raised import RAISED, origin, told
 from kdtr.conformance.stdio_protocol import (
     VERSION,
@@ -21,7 +21,7 @@ from kdtr.conformance.stdio_protocol import (
     encode,
     info_fields,
 )
-from kdtr.conformance.stdio_tensors import trace_name, write_tensors
+from kdtr.conformance.stdio_tensors import ANSWERS, trace_name, write_tensors
 from kdtr.contract import (
     Acceptance,
     DraftTree,
@@ -29,13 +29,10 @@ from kdtr.contract import (
     Engine,
     EngineError,
     KdtrError,
-    LogicalCache,
     Model,
-    Round,
     Session,
     SessionError,
     UnsupportedError,
-    Verified,
 )
 from kdtr.kdtr_format import Bundle
 
@@ -70,7 +67,7 @@ class _Shown:
             if name in self.arrays:
                 at = "" if layer is None else f" of layer {layer}"
                 raise EngineError(f"{stage}{at} was traced twice; expected once per forward")
-            self.arrays[name] = host_copy(f"trace of {stage}", array)
+            self.arrays[name] = host_copy(f"trace of {stage}", array, Numbers.ANY)
         except EngineError as error:
             self.fault = self.fault or error
 
@@ -163,8 +160,8 @@ def _told(error: BaseException, *, refusal: bool = False) -> dict[str, str]:
 def _state(session: Session, fields: Fields, traced: Fields) -> Answer:
     root = session.root
     return {
-        "committed_len": _number("committed_len", session.committed_len),
-        "root": None if root is None else _number("root", root),
+        "committed_len": host_integer("committed_len", session.committed_len),
+        "root": None if root is None else host_integer("root", root),
     }, {}
 
 
@@ -176,15 +173,15 @@ def _set_root(session: Session, fields: Fields, traced: Fields) -> Answer:
 def _forward_tokens(session: Session, fields: Fields, traced: Fields) -> Answer:
     sent = _sent(fields)
     logits = session.forward_tokens(fields["tokens"], sent["positions"], sent["mask"], **traced)
-    return {}, {"logits": host_copy("forward_tokens() logits", logits)}
+    return {}, {"logits": host_copy("forward_tokens() logits", logits, Numbers.FLOATING)}
 
 
 def _prefill(session: Session, fields: Fields, traced: Fields) -> Answer:
-    return {"root": _number("prefill()", session.prefill(fields["tokens"], **traced))}, {}
+    return {"root": host_integer("prefill()", session.prefill(fields["tokens"], **traced))}, {}
 
 
 def _decode(session: Session, fields: Fields, traced: Fields) -> Answer:
-    return {"root": _number("decode()", session.decode(**traced))}, {}
+    return {"root": host_integer("decode()", session.decode(**traced))}, {}
 
 
 def _build(session: Session, fields: Fields, traced: Fields) -> Answer:
@@ -194,12 +191,11 @@ def _build(session: Session, fields: Fields, traced: Fields) -> Answer:
 
 
 def _verify(session: Session, fields: Fields, traced: Fields) -> Answer:
-    verified = session.verify(_tree(fields), **traced)
-    _expect("verify()", verified, Verified)
+    verified = as_verified(session.verify(_tree(fields), **traced))
     arrays = {}
     if verified.logits is not None:
-        arrays["logits"] = host_copy("verify() logits", verified.logits)
-    return {"targets": _numbers("verify() targets", verified.targets)}, arrays
+        arrays["logits"] = host_copy("verify() logits", verified.logits, Numbers.FLOATING)
+    return {"targets": host_integers("verify() targets", verified.targets).tolist()}, arrays
 
 
 def _accept(session: Session, fields: Fields, traced: Fields) -> Answer:
@@ -214,18 +210,14 @@ def _commit(session: Session, fields: Fields, traced: Fields) -> Answer:
 
 
 def _round(session: Session, fields: Fields, traced: Fields) -> Answer:
-    done = session.round(_tree(fields), **_limited(fields), **traced)
-    if not isinstance(done, Round):
-        raise EngineError(f"round() returned {type(done).__name__}; expected a Round")
+    done = as_round(session.round(_tree(fields), **_limited(fields), **traced))
     walk = _walk("round()", done.acceptance)
-    return {**walk, "emitted": _numbers("round() emitted", done.emitted)}, {}
+    return {**walk, "emitted": host_integers("round() emitted", done.emitted).tolist()}, {}
 
 
 def _snapshot(session: Session, fields: Fields, traced: Fields) -> Answer:
-    cache = session.snapshot()
-    _expect("snapshot()", cache, LogicalCache)
-    names = ("tokens", "positions", "c_kv", "k_pe")
-    return {}, {name: host_copy(f"snapshot() {name}", getattr(cache, name)) for name in names}
+    cache = host_cache(session.snapshot())
+    return {}, {name: getattr(cache, name) for name in ANSWERS["snapshot"]}
 
 
 def _reset(session: Session, fields: Fields, traced: Fields) -> Answer:
@@ -282,23 +274,3 @@ def _expect(verb: str, value: object, kind: type) -> None:
         found = "None" if value is None else f"a {type(value).__name__}"
         article = "an" if kind is Acceptance else "a"
         raise EngineError(f"{verb} returned {found}; expected {article} {kind.__name__}")
-
-
-def _number(what: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        found = index(value)
-        np.int64(found)
-    except (TypeError, OverflowError):
-        kind = "None" if value is None else f"a {type(value).__name__}"
-        text = f"{what} returned {kind}; expected an integer of 64 bits"
-        raise EngineError(text) from None
-    return found
-
-
-def _numbers(what: str, values: Any) -> list[int]:
-    try:
-        return [_number(what, value) for value in values]
-    except (TypeError, EngineError):
-        raise EngineError(f"{what} are {values!r}; expected integers") from None

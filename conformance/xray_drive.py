@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.conformance.observe import host_copy
+from kdtr.conformance.host_array import Numbers, host_copy, host_integer
+from kdtr.conformance.observe import as_verified
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.xray_sessions import Script, Step
 from kdtr.contract import Acceptance, EngineError, EngineInfo, Model
@@ -89,7 +90,7 @@ class _Run:
         self._session = self._model.open(max_len=script.max_len)
         for number, chunk in enumerate(script.chunks):
             self.point = f"chunk{number}"
-            self._call("prefill", list(chunk))
+            self._prefill(list(chunk))
         length = sum(map(len, script.chunks))
         first = script.steps[0].tree.tokens[0]
         self._root(first, "whose logit is twice any other's")
@@ -108,12 +109,21 @@ class _Run:
         method: Callable[..., Any] = getattr(self._session, verb)
         return method(*arguments)
 
+    def _prefill(self, chunk: list[int]) -> None:
+        """It returns the root that the session then has (FWD-1)."""
+        returned, self.stage = self._call("prefill", chunk), "root"
+        token, root = host_integer("prefill()", returned), self._session.root
+        if root is not None and token != host_integer("root", root):
+            self.rules = ("FWD-1",)
+            raise EngineError(
+                f"prefill() returned {token}, the session's root is {root}; expected one"
+            )
+
     def _logits(self, step: Step) -> np.ndarray:
-        verified = self._call("verify", step.tree)
-        logits = getattr(verified, "logits", None)
-        if logits is None:
+        verified = as_verified(self._call("verify", step.tree))
+        if verified.logits is None:
             raise EngineError("verify() shows no logits; an x-ray reads nothing else")
-        logits = host_copy("verify() logits", logits)
+        logits = host_copy("verify() logits", verified.logits, Numbers.FLOATING)
         wanted = (len(step.tree), self._vocab_size)
         if logits.shape != wanted:
             raise EngineError(f"verify() returned logits {logits.shape}; expected {wanted}")
@@ -121,11 +131,12 @@ class _Run:
 
     def _root(self, token: int, why: str) -> None:
         """The root is replaced where that is offered; a session under another one ends."""
-        root = self._session.root
+        found, self.stage = self._session.root, "root"
+        root = None if found is None else host_integer("root", found)
         if root == token:
             return
-        text = f"after {self.verb}() the root is {root}; expected {token}, {why}"
-        self.stage = "root"
+        has = "there is no root (None)" if root is None else f"the root is {root}"
+        text = f"after {self.verb}() {has}; expected {token}, {why}"
         self.rules = ("FWD-1",) if self.verb == "prefill" else ("COMMIT-2",)
         if "set_root" not in self._info.verbs:
             raise EngineError(text)
@@ -133,7 +144,8 @@ class _Run:
         self._call("set_root", token)
 
     def _length(self, wanted: int) -> None:
-        length = self._session.committed_len
+        self.stage = "committed_len"
+        length = host_integer("committed_len", self._session.committed_len)
         if length != wanted and "committed_len" not in self._told:
             self._told.add("committed_len")
             text = f"committed_len is {length} after the commit; expected {wanted}"

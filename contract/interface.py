@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # The largest position that forward_tokens takes: positions are int32 on a device.
 MAX_POSITION = 2**31 - 1
 
-# Anything with __array__ or __dlpack__. It is valid until the next call on the session that
-# returned it; whoever keeps it copies it at once.
+# Anything with __array__ or __dlpack__: integers of any width, bool or 0 and 1 for a mask, float64,
+# float32, float16, bfloat16 or float8 for numbers; nothing masked. It is valid until the next call
+# on the session that returned it; whoever keeps it copies it at once.
 Array: TypeAlias = Any
 
 # What Engine.load takes: a Hugging Face directory, a .kdtr file with weights, or the parsed

@@ -25,6 +25,7 @@ from kdtr.conformance.golden import record_bundle
 from kdtr.conformance.seed_model import seed_tensors
 from kdtr.conformance.tiny_corpus import TINY_SEED, tiny_plans
 from kdtr.contract import ModelConfig
+from kdtr.kdtr_format import Bundle, write_bundle
 
 # `kdtr gate --engine hostile_engines:make_engine` imports them by name, as it would a user's.
 sys.path.append(str(Path(__file__).parent / "engines"))
@@ -117,6 +118,23 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def small(record: Callable[..., Path]) -> Path:
     return record(SMALL_PLANS)
+
+
+@pytest.fixture
+def rewritten(small: Path, tmp_path: Path) -> Callable[..., Path]:
+    """rewritten(change): the small bundle after change(tensors, metadata), checksums and all."""
+
+    def rewrite(change: Callable[[dict[str, np.ndarray], dict[str, Any]], object]) -> Path:
+        with Bundle.open(small) as bundle:
+            tensors = {name: np.array(bundle[name]) for name in bundle}
+            metadata = dict(bundle.metadata)
+            metadata["cases"] = [dict(entry) for entry in metadata["cases"]]
+        change(tensors, metadata)
+        path = tmp_path / "changed.kdtr"
+        write_bundle(path, tensors, metadata)
+        return path
+
+    return rewrite
 
 
 @pytest.fixture(scope="session")

@@ -20,23 +20,6 @@ Metadata = dict[str, Any]
 Rewrite = Callable[[Callable[[Tensors, Metadata], object]], Path]
 
 
-@pytest.fixture
-def rewritten(small: Path, tmp_path: Path) -> Rewrite:
-    """rewritten(change): the small bundle after change(tensors, metadata), checksums and all."""
-
-    def rewrite(change: Callable[[Tensors, Metadata], object]) -> Path:
-        with Bundle.open(small) as bundle:
-            tensors = {name: np.array(bundle[name]) for name in bundle}
-            metadata = dict(bundle.metadata)
-            metadata["cases"] = [dict(entry) for entry in metadata["cases"]]
-        change(tensors, metadata)
-        path = tmp_path / "changed.kdtr"
-        write_bundle(path, tensors, metadata)
-        return path
-
-    return rewrite
-
-
 def refusal(path: Path) -> str:
     with pytest.raises(KdtrError) as refused:
         GoldenBundle.open(path)

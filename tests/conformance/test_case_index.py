@@ -155,18 +155,21 @@ def test_the_configuration_and_yarn(
     assert rows[0]["config_yarn_factor"] is None
 
 
-def test_a_margin_of_infinity_is_none(small: Path, tmp_path: Path) -> None:
-    with Bundle.open(small) as bundle:
-        tensors = {name: np.array(bundle[name]) for name in bundle}
-        tensors["expect/y/chunk0/margin_float32"][:] = np.inf
-        tensors["expect/y/round0/margin_float32"][:2] = 0.5, np.inf
-        write_bundle(tmp_path / "inf.kdtr", tensors, bundle.metadata)
+def test_rows_that_decide_nothing_count_for_no_margin(
+    record: Callable[..., Path], small_model: SimpleNamespace
+) -> None:
+    """Of a prompt, in a model without a router, the last row alone decides."""
+    config: ModelConfig = small_model.config.replace(first_k_dense_replace=2)
+    path = record([CasePlan("one", "dense", (), (Planted((-1,)),), ((1, 2, 3),))], config)
+    with Bundle.open(path) as bundle:
+        margins = [bundle[f"expect/one/chunk0/margin_{p}"] for p in ("float32", "bfloat16")]
 
-    rows = index_rows(tmp_path / "inf.kdtr")
+    found = index_rows(path)[0]
 
-    assert (None, 0) == (rows[0]["margin_float32"], rows[0]["thin_float32"])
-    assert 0.5 == rows[1]["margin_float32"]
-    assert 1 == rows[1]["thin_float32"]
+    for margin, precision in zip(margins, ("float32", "bfloat16"), strict=True):
+        assert [np.inf, np.inf] == margin[:2].tolist()
+        assert np.isfinite(margin[2])
+        assert margin[2] == found[f"margin_{precision}"]
 
 
 # The file

@@ -21,35 +21,13 @@ INF, NAN = np.inf, np.nan
 
 
 def test_a_form_that_fits_is_no_difference() -> None:
-    assert compare_form(STAGE["path"], np.array([0, 2]), np.array([0, 3], np.uint8)) is None
-    assert compare_form(STAGE["mask"], np.ones((1, 2), bool), np.ones((1, 2), np.int8)) is None
-    assert compare_form(STAGE["embedding"], np.ones((1, 2)), np.ones((1, 2), np.float16)) is None
-    bfloat16 = np.ones((1, 2), ml_dtypes.bfloat16)
-    assert compare_form(STAGE["embedding"], np.ones((1, 2)), bfloat16) is None
-
-
-@pytest.mark.parametrize("dtype", [float, np.float32, ml_dtypes.bfloat16, object])
-def test_an_exact_stage_takes_integers_and_bools_alone(dtype: type) -> None:
-    difference = compare_form(STAGE["path"], np.array([0, 2]), np.array([0, 2]).astype(dtype))
-
-    assert difference is not None
-    assert "wrong kind of numbers" == difference.summary
-    assert ("integers", str(np.dtype(dtype))) == (difference.expected, difference.actual)
-
-
-@pytest.mark.parametrize("dtype", [int, bool, np.uint8])
-def test_a_numeric_stage_takes_floats_alone(dtype: type) -> None:
-    difference = compare_form(STAGE["embedding"], np.ones((1, 2)), np.ones((1, 2), dtype))
-
-    assert difference is not None
-    assert ("floating-point numbers", str(np.dtype(dtype))) == (
-        difference.expected,
-        difference.actual,
-    )
+    assert compare_form(np.array([0, 2]), np.array([0, 3], np.uint8)) is None
+    assert compare_form(np.ones((1, 2), bool), np.ones((1, 2), np.int8)) is None
+    assert compare_form(np.ones((1, 2)), np.ones((1, 2), ml_dtypes.bfloat16)) is None
 
 
 def test_short_lists_of_another_length_are_shown_whole() -> None:
-    difference = compare_form(STAGE["path"], np.array([0, 2, 3]), np.array([0]))
+    difference = compare_form(np.array([0, 2, 3]), np.array([0]))
 
     assert difference is not None
     assert ("wrong length", "[0, 2, 3]", "[0]") == (
@@ -71,7 +49,7 @@ def test_short_lists_of_another_length_are_shown_whole() -> None:
     ids=["longer", "shorter", "transposed", "flat", "one element"],
 )
 def test_shapes_are_named(expected: np.ndarray, actual: np.ndarray, shapes: object) -> None:
-    difference = compare_form(STAGE["mask"], expected, actual)
+    difference = compare_form(expected, actual)
 
     assert difference is not None
     assert "wrong shape" == difference.summary

@@ -243,8 +243,29 @@ def test_info_of_another_type(module: Callable[..., str], info: Any) -> None:
             {"profile": NumericProfile(accumulation=["float32"])},  # type: ignore[arg-type]
             f"profile.accumulation = ['float32']; expected one of {DTYPES}",
         ),
+        (
+            {"profile": NumericProfile(deterministic="yes")},  # type: ignore[arg-type]
+            "profile.deterministic = 'yes'; expected True or False",
+        ),
+        (
+            {"profile": NumericProfile(batch_invariant=1)},  # type: ignore[arg-type]
+            "profile.batch_invariant = 1; expected True or False",
+        ),
+        (
+            {"conventions": ["latent_norm_eps"]},
+            "info.conventions is a list; expected a mapping of texts to texts, as "
+            '{"latent_norm_eps": "1e-5"}',
+        ),
+        ({"conventions": None}, "info.conventions is a NoneType; expected a mapping of texts"),
+        (
+            {"conventions": {"latent_norm_eps": 1e-5}},
+            "info.conventions has 'latent_norm_eps': 1e-05; expected a text for a text",
+        ),
+        ({"conventions": {1: "x"}}, "info.conventions has 1: 'x'; expected a text for a text"),
+        ({"name": None}, "info.name = None; expected a text"),
+        ({"device": 0}, "info.device = 0; expected a text"),
     ],
-    ids=map(str, range(10)),
+    ids=map(str, range(18)),
 )
 def test_info_that_claims_what_there_is_not(
     module: Callable[..., str], changes: dict[str, Any], text: str

@@ -114,7 +114,7 @@ def test_a_difference_of_form_has_none(shape: tuple[int, ...]) -> None:
     from kdtr.conformance.compare import compare_form
 
     expected, actual = np.zeros(4, dtype=int), np.zeros(shape, dtype=int)
-    difference = compare_form(STAGE["positions"], expected, actual)
+    difference = compare_form(expected, actual)
     assert difference is not None
 
     assert excerpt(STAGE["positions"], expected, actual, difference, None) is None

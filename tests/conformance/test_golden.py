@@ -338,6 +338,16 @@ def test_a_twin_of_the_target_comes_first_among_the_siblings_off_the_path() -> N
     assert tree.tokens[5] not in (12, 22)
 
 
+def test_ranks_below_the_budget_need_their_tokens(record: Callable[..., Path]) -> None:
+    """They are planted by decoding on, beyond the nodes that the tree will have."""
+    bundle = GoldenBundle.open(
+        record([CasePlan("b", "", ("TREE-4",), (Drafted((0, 1), budget=0),), root=5)])
+    )
+
+    assert 1 == len(bundle.cases[0].inputs.rounds[0].tree) == bundle.cases[0].inputs.max_len
+    bundle.close()
+
+
 def test_an_explicit_tree_is_taken_as_it_is(
     record: Callable[..., Path], small_reference: SimpleNamespace
 ) -> None:

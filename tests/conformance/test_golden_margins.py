@@ -19,6 +19,7 @@ from kdtr.conformance.golden_margins import (
     clear_rows,
     token_gaps,
 )
+from kdtr.conformance.seed_model import seed_tensors
 
 PROMPT = (3, 0, 36, 8)
 
@@ -53,6 +54,22 @@ def test_a_shadow_without_noise_decides_everything_clearly(models: Models) -> No
     margins = Shadow(models.truth, 9).margins(PROMPT, recorder.shown())
 
     assert (margins > 1e100).all()
+
+
+def test_a_margin_of_infinity_is_of_rows_that_decide_nothing(small_model: SimpleNamespace) -> None:
+    """A large gap over no noise at all is a finite number still."""
+    config = small_model.config.replace(first_k_dense_replace=2)
+    head = small_model.weights["lm_head.weight"].astype(np.float32) * 2.0**20
+    weights = {**seed_tensors(config, 1), "lm_head.weight": head}
+    truth = Models(config, weights).truth
+    recorder = ForwardRecorder(truth)
+    truth.open(max_len=9).prefill(PROMPT, trace=recorder)
+    shown = recorder.shown()
+
+    margins = Shadow(truth, 9).margins(PROMPT, shown, first_target=3)
+
+    assert token_gaps(shown.logits)[3] > 100
+    assert [True, True, True, False] == np.isinf(margins).tolist()
 
 
 def test_a_coarser_shadow_finds_less_clear(models: Models) -> None:

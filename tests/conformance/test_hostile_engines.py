@@ -18,6 +18,7 @@ import pytest
 from hostile_engines import Hostile, changing, raising, returning
 
 from kdtr.conformance import GateResult, Verdict
+from kdtr.conformance.host_array import Numbers
 from kdtr.contract import (
     Acceptance,
     BundleError,
@@ -29,6 +30,8 @@ from kdtr.contract import (
 )
 
 Gate = Callable[..., SimpleNamespace]
+FLOATING = Numbers.FLOATING.value
+LONG = np.dtype(np.longdouble)
 
 
 @pytest.fixture
@@ -193,7 +196,7 @@ def test_markup_and_control_in_texts_are_shown_as_they_are(gate: Gate) -> None:
         ("build", "drafted", "stepwise", "build() returned None; expected a DraftTree"),
         ("verify", "y", "stepwise", "verify() returned None; expected a Verified"),
         ("accept", "y", "stepwise", "accept() returned None; expected an Acceptance"),
-        ("round", "y", "round", "round() returned NoneType; expected a Round"),
+        ("round", "y", "round", "round() returned None; expected a Round"),
         ("snapshot", "y", "stepwise", "snapshot() returned None; expected a LogicalCache"),
         ("forward_tokens", "y", "forward", "forward_tokens() logits is None, which is no array"),
         ("committed_len", "y", "round", "committed_len returned None; expected an integer"),
@@ -253,18 +256,26 @@ def verified(**changes: Callable[[Any], Any]) -> Mapping[str, Any]:
         (lambda t: t[:-1], "verify() returned 3 targets, the tree has 4 nodes; expected 4"),
         (lambda t: (*t, 0), "verify() returned 5 targets, the tree has 4 nodes; expected 4"),
         (lambda t: (), "verify() returned 0 targets, the tree has 4 nodes; expected 4"),
-        (lambda t: None, "verify() targets are None; expected integers"),
-        (lambda t: 5, "verify() targets are 5; expected integers"),
+        (lambda t: None, "verify() targets are None; expected a sequence of integers"),
+        (lambda t: 5, "verify() targets are a int; expected a sequence of integers"),
         (lambda t: [float(x) for x in t], "; expected integers"),
         (lambda t: (True, *t[1:]), "verify() targets are (True, "),
-        (lambda t: np.array(t)[:, None], "verify() targets are array("),
+        (lambda t: np.array(t)[:, None], "targets are int64 [4, 1]; expected integers"),
+        (lambda t: np.array(t).astype(bool), "targets are bool [4]; expected integers"),
+        (lambda t: np.array(t).astype(float), "targets are float64 [4]; expected integers"),
+        (lambda t: np.ma.masked_all(4, int), "targets are a MaskedArray; expected a sequence"),
+        (iter, "verify() targets are a tuple_iterator; expected a sequence of integers"),
+        (lambda t: (x for x in t), "verify() targets are a generator; expected a sequence of"),
+        (set, "verify() targets are a set; expected a sequence of integers"),
+        (dict.fromkeys, "verify() targets are a dict; expected a sequence of integers"),
+        (bytes, "verify() targets are a bytes; expected a sequence of integers"),
         (lambda t: (37, *t[1:]), "targets: 1 of 4 differ"),
         (lambda t: (-1, *t[1:]), "targets: 1 of 4 differ"),
-        (lambda t: (10**30, *t[1:]), "targets: wrong kind of numbers"),
-        (lambda t: "abcd", "verify() targets are 'abcd'; expected integers"),
+        (lambda t: (10**30, *t[1:]), "30, 21); expected integers of 64 bits"),
+        (lambda t: "abcd", "verify() targets are a str; expected a sequence of integers"),
         (lambda t: ["x" * 10**5] * 4, "... (400"),
     ],
-    ids=map(str, range(13)),
+    ids=map(str, range(21)),
 )
 def test_targets_of_every_wrong_kind(gate: Gate, change: Any, text: str) -> None:
     run = gate(Hostile(verified(targets=change)), "y", mode="stepwise")
@@ -281,20 +292,24 @@ def test_targets_of_every_wrong_kind(gate: Gate, change: Any, text: str) -> None
         (lambda a: a[:-1], "verify() returned logits [3, 37]; expected [4, 37]"),
         (lambda a: a[..., None], "verify() returned logits [4, 37, 1]; expected [4, 37]"),
         (lambda a: np.float32(1), "verify() returned logits []; expected [4, 37]"),
-        (lambda a: a.astype(complex), "verify() logits is complex128; expected numbers"),
-        (lambda a: a.astype(object), "verify() logits is object; expected numbers"),
-        (lambda a: a.astype(str), "verify() logits is <U32; expected numbers"),
-        (lambda a: a.astype("m8[s]"), "verify() logits is timedelta64[s]; expected numbers"),
+        (lambda a: a.astype(complex), "verify() logits is complex128; expected floating-point"),
+        (lambda a: a.astype(object), "verify() logits is object; expected floating-point"),
+        (lambda a: a.astype(str), "verify() logits is <U32; expected floating-point"),
+        (lambda a: a.astype("m8[s]"), "verify() logits is timedelta64[s]; expected floating"),
         (lambda a: a.tolist(), "verify() logits is a list, which is no array"),
         (lambda a: "logits", "verify() logits is a str, which is no array"),
-        (lambda a: a.astype(np.int64), "logits: wrong kind of numbers"),
+        (lambda a: a.astype(np.int64), f"verify() logits is int64; expected {FLOATING}"),
+        (lambda a: a > 0, f"verify() logits is bool; expected {FLOATING}"),
+        (lambda a: a.astype(np.longdouble), f"logits is {LONG}; expected {FLOATING}"),
+        (lambda a: np.ma.masked_all(a.shape), "verify() logits is a masked array; expected a pl"),
+        (np.ma.array, "verify() logits is a masked array; expected a plain one, in which every"),
         (lambda a: a * np.nan, "logits: 148 of 148 differ in being finite"),
         (lambda a: a * np.inf, "logits: 148 of 148 differ in being finite"),
         (lambda a: np.full(a.shape, 1e308), "logits: 148 of 148 "),
         (lambda a: np.sign(a).astype(np.float64) * 1.7e308, "out of bounds, the first row by inf"),
         (lambda a: a.astype(ml_dtypes.bfloat16), "logits: "),
     ],
-    ids=map(str, range(17)),
+    ids=map(str, range(21)),
 )
 def test_logits_of_every_wrong_kind(gate: Gate, change: Any, text: str) -> None:
     def show(trace: Any, stage: str, layer: int | None, array: Any) -> None:
@@ -346,9 +361,9 @@ def test_snapshots_of_no_arrays(gate: Gate, field: str, value: Any) -> None:
     [
         lambda a: a[..., :-1],
         lambda a: a.ravel()[:1],
-        lambda a: np.array(1.0),
+        lambda a: np.ones((), a.dtype),
         lambda a: a[None],
-        lambda a: np.zeros(0),
+        lambda a: np.zeros(0, a.dtype),
     ],
     ids=["short", "flat", "number", "axis", "empty"],
 )
@@ -405,15 +420,45 @@ def test_lists_of_huge_integers_and_empty_ones(gate: Gate) -> None:
     huge = gate(Hostile({"round": emitted((2**63, -1, 0))}), "y", mode="round")
     empty = gate(Hostile({"round": emitted(())}), "y", mode="round")
 
-    assert stopped(huge, "emitted: wrong")
+    text = "round() emitted are (9223372036854775808, -1, 0); expected integers of 64 bits"
+    assert stopped(huge, text)
     assert stopped(empty, "emitted: wrong length")
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (lambda tree: None, "None"),
+        (lambda tree: "tree", "a str"),
+        (lambda tree: np.zeros(4, int), "a ndarray"),
+        (
+            lambda tree: DraftTree((tree.tokens[0],), (-1,)),
+            "another tree, [4] under [-1]",
+        ),
+    ],
+)
+def test_a_round_of_another_tree(gate: Gate, tree: Any, text: str) -> None:
+    """A round says what it verified; padding that it added is not reported (PAD-1)."""
+
+    def change(honest: Round) -> Round:
+        return Round(tree(honest.tree), honest.acceptance, honest.emitted)
+
+    run = gate(Hostile({"round": changing(change)}), "y", mode="round")
+
+    assert stopped(
+        run,
+        f"answer: round() says that it verified {text}; expected the DraftTree that it was given",
+    )
 
 
 def test_a_path_and_a_tree_of_absurd_ids(gate: Gate) -> None:
     far = Acceptance((0, 10**30), 10**30)
     tree = DraftTree((2, 10**30), (-1, 0))
 
-    assert stopped(gate(Hostile({"accept": returning(far)}), "y", mode="stepwise"), "path: wrong")
+    assert stopped(
+        gate(Hostile({"accept": returning(far)}), "y", mode="stepwise"),
+        f"accept() path are (0, {10**30}); expected integers of 64 bits",
+    )
     assert stopped(
         gate(Hostile({"build": returning(tree)}), "drafted", mode="stepwise"), "build_parents: "
     )
@@ -460,8 +505,8 @@ def test_traces_of_stages_that_there_are_not(gate: Gate, shown: Any, text: str) 
     [
         lambda a: a[:-1],
         lambda a: a[None],
-        lambda a: np.array(0),
-        lambda a: np.zeros((0, 5)),
+        lambda a: np.zeros((), a.dtype),
+        lambda a: np.zeros((0, 5), a.dtype),
     ],
     ids=["short", "axis", "number", "empty"],
 )
@@ -475,14 +520,127 @@ def test_traces_of_another_shape(gate: Gate, stage: str, change: Any) -> None:
     assert stopped(run, f": {stage}: wrong ")
 
 
-@pytest.mark.parametrize("stage", ["positions", "mask", "expert_ids"])
-@pytest.mark.parametrize("dtype", [np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
-def test_integers_shown_as_floats_are_refused(gate: Gate, stage: str, dtype: Any) -> None:
+INTEGERS = ("parents", "tokens", "positions", "slots", "expert_ids", "targets", "moves")
+WALK = ("path", "bonus", "emitted")  # returned too, and compared as such
+
+
+@pytest.mark.parametrize("stage", [*INTEGERS, *WALK])
+@pytest.mark.parametrize(
+    "dtype", [bool, object, float, ml_dtypes.bfloat16, complex, "U8", ml_dtypes.int4]
+)
+def test_integers_of_another_dtype(gate: Gate, stage: str, dtype: Any) -> None:
+    """One finding: the array, its dtype, and which is asked for."""
     run = gate(
-        shows(lambda s, i, a: [(s, i, a.astype(dtype) if s == stage else a)]), "y", mode="stepwise"
+        shows(lambda s, i, a: [(s, i, np.asarray(a).astype(dtype) if s == stage else a)]),
+        "y",
+        mode="round",
     )
 
-    assert stopped(run, f": {stage}: wrong kind of numbers")
+    told_as = "answer" if stage in WALK else stage
+    where = " of layer 1" if stage == "expert_ids" else ""
+    kind = np.dtype(dtype)
+    assert stopped(run, f": {told_as}: trace of {stage}{where} is {kind}; expected integers\n")
+    assert 1 == run.out.count("ERROR  ")
+    assert "did not show it" not in run.out
+    assert "no diagnosis" not in run.out
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64, ">i8"])
+def test_integers_of_any_width_are_integers(gate: Gate, dtype: Any) -> None:
+    exact = {"tokens", "positions", "mask", "slots", "expert_ids", "targets", "moves"}
+    run = gate(
+        shows(lambda s, i, a: [(s, i, np.asarray(a).astype(dtype) if s in exact else a)]),
+        "y",
+        mode="round",
+    )
+
+    assert 0 == run.code, run.out
+
+
+@pytest.mark.parametrize("dtype", [object, float, complex])
+def test_a_mask_of_another_dtype(gate: Gate, dtype: Any) -> None:
+    run = gate(shows(lambda s, i, a: [(s, i, a.astype(dtype) if s == "mask" else a)]), "y")
+
+    kind = np.dtype(dtype)
+    assert stopped(run, f": mask: trace of mask is {kind}; expected bool, or integers 0 and 1\n")
+
+
+@pytest.mark.parametrize("stage", ["embedding", "scores", "router_scores", "expert_weights"])
+@pytest.mark.parametrize("dtype", [bool, np.int64, object, complex, np.longdouble])
+def test_numbers_of_another_dtype(gate: Gate, stage: str, dtype: Any) -> None:
+    def change(name: str, layer: Any, array: Any) -> list[Any]:
+        with np.errstate(invalid="ignore"):  # scores are -inf somewhere
+            return [(name, layer, array.astype(dtype) if name == stage else array)]
+
+    run = gate(shows(change), "y", mode="stepwise")
+
+    kind = np.dtype(dtype)
+    assert stopped(run, f" is {kind}; expected {FLOATING}\n")
+    assert 1 == run.out.count("ERROR  ")
+
+
+def test_what_comes_first_is_told_first(gate: Gate) -> None:
+    """An array of a wrong dtype is told in its place: neither before a cause nor after its like."""
+    wrong = {"mask": lambda a: a.astype(float), "scores": lambda a: a + 1}
+    early = {"positions": lambda a: a + 1, "mask": lambda a: a.astype(float)}
+
+    def showing(changes: Any) -> Hostile:
+        return shows(lambda s, i, a: [(s, i, changes[s](a) if s in changes else a)])
+
+    assert stopped(gate(showing(wrong), "y"), ": mask: trace of mask is float64; expected bool")
+    assert stopped(gate(showing(early), "y"), ": positions: 6 of 6 differ")
+
+
+def test_a_masked_snapshot(gate: Gate) -> None:
+    def change(honest: LogicalCache) -> LogicalCache:
+        return replace(honest, c_kv=np.ma.array(honest.c_kv, mask=True))
+
+    run = gate(Hostile({"snapshot": changing(change)}), "y", mode="stepwise")
+
+    assert stopped(run, "snapshot() c_kv is a masked array; expected a plain one, in which every")
+
+
+def test_what_goes_wrong_in_the_judge_is_not_the_engine_s(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise IndexError("of kdtr's own")
+
+    monkeypatch.setattr("kdtr.conformance.judge_stage.StageJudge.compare", broken)
+
+    run = gate(Hostile(), "y", mode="stepwise")
+
+    assert stopped(
+        run,
+        "answer: kdtr itself raised IndexError: of kdtr's own in comparing what was shown; please "
+        "report it",
+    )
+    assert "the engine raised" not in run.out
+
+
+@pytest.mark.parametrize("form", ["all", "one", "signs"])
+@pytest.mark.parametrize("value", [1e300, -1.7e308])
+@pytest.mark.parametrize("stage", ["embedding", "scores", "logits"])
+def test_no_number_makes_a_diagnosis_warn(gate: Gate, stage: str, value: float, form: str) -> None:
+    """Warnings are errors here: a diagnosis that warned would say that it raised."""
+
+    def change(name: str, layer: Any, array: Any) -> list[Any]:
+        if name == stage:
+            array = np.asarray(array, np.float64)
+            if form == "all":
+                array = np.full(array.shape, value)
+            elif form == "signs":
+                array = np.sign(array) * value
+            else:
+                array = array.copy()
+                array.flat[0] = value
+        return [(name, layer, array)]
+
+    run = gate(shows(change), "y", mode="stepwise")
+
+    assert stopped(run, f": {stage}: ")
+    assert "no diagnosis" not in run.out
+    assert "Warning" not in run.err
 
 
 @pytest.mark.parametrize("stage", ["embedding", "c_kv", "router_scores", "final_hidden", "logits"])

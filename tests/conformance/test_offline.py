@@ -307,7 +307,8 @@ def _without_walk(metadata: Any) -> None:
     [
         (_nan, "FAIL", "logits", "1 of 148 differ in being finite"),
         (_short, "FAIL", "logits", "[3, 37]"),
-        (_set("mask", np.ones((4, 10))), "FAIL", "mask", "float64"),
+        (_set("mask", np.ones((4, 10))), "ERROR", "mask", "mask is float64; expected bool, or"),
+        (_set("slots", np.ones(4, bool)), "ERROR", "slots", "slots is bool; expected integers"),
         (_set("path", [0, 1]), "FAIL", "path", "[0, 1]"),
         (_set("path", [0.0, 2.0]), "ERROR", "answer", "path is float64 [2]; expected integers [n]"),
         (_set("path", [0, 2, 1]), "ERROR", "answer", "path and bonus are no acceptance: path[2]"),
@@ -316,7 +317,19 @@ def _without_walk(metadata: Any) -> None:
         (_set("cache_c_kv", np.ones((2, 3))), "ERROR", "answer", "expected [l, t, c]"),
         (_set("layer9/scores", np.ones(3)), "ERROR", "answer", "scores at layer 9; expected 0..1"),
     ],
-    ids=["nan", "rows", "mask", "path", "floats", "back", "list", "flag", "cache", "layer"],
+    ids=[
+        "nan",
+        "rows",
+        "mask",
+        "slots",
+        "path",
+        "floats",
+        "back",
+        "list",
+        "flag",
+        "cache",
+        "layer",
+    ],
 )
 def test_a_value_that_lies_is_a_verdict_on_its_case(
     changed: Callable[..., Path],

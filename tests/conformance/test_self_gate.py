@@ -146,6 +146,32 @@ def test_an_engine_that_reads_nothing_before_a_row_fails(logits: Any) -> None:
     assert "another first token does not move a row beyond its bound" in finding.summary
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda _: None, "verify() returned None; expected a Verified"),
+        (
+            lambda honest: replace(honest, logits=honest.logits.astype(np.longdouble)),
+            f"verify() logits is {np.dtype(np.longdouble)}; expected floating-point numbers: ",
+        ),
+        (
+            lambda honest: replace(honest, logits=np.ma.array(honest.logits)),
+            "verify() logits is a masked array; expected a plain one",
+        ),
+    ],
+)
+def test_what_is_no_answer_is_said_so(
+    monkeypatch: pytest.MonkeyPatch, change: Any, text: str
+) -> None:
+    honest = Oracle.verify
+    monkeypatch.setattr(Oracle, "verify", lambda session, tree: change(honest(session, tree)))
+
+    (finding,) = judged(oracle(by_token), "x").findings
+
+    assert ("answer", Verdict.ERROR) == (finding.stage, finding.verdict)
+    assert finding.summary.startswith(text)
+
+
 def padded(engine: Any, value: float) -> Any:
     """The engine with the last three logits of every row masked, as padding of a vocabulary is."""
 

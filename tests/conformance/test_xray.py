@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import xray_minimal
+from hostile_engines import Hostile, changing
 
 from kdtr.conformance import load_engine
 from kdtr.conformance.mutants.planting import on_load
@@ -306,6 +308,53 @@ def test_a_root_that_is_not_the_bonus_ends_the_session() -> None:
 
     (text,) = sentences(result)
     assert text.startswith("root: after commit() the root is 49; expected 56, the bonus")
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "text"),
+    [
+        ("root", str, "root: root returned a str; expected an integer; and 4 more times"),
+        ("root", float, "root: root returned a float; expected an integer; and 4 more times"),
+        (
+            "root",
+            lambda _: None,
+            "root: after prefill() there is no root (None); expected 127, whose logit is twice any "
+            "other's; and 22 more times",
+        ),
+        (
+            "committed_len",
+            str,
+            "committed_len: committed_len returned a str; expected an integer; and 4 more times",
+        ),
+        (
+            "committed_len",
+            lambda _: None,
+            "committed_len: committed_len returned None; expected an integer; and 4 more times",
+        ),
+        ("prefill", lambda _: None, "root: prefill() returned None; expected an integer; and 4"),
+        ("prefill", str, "root: prefill() returned a str; expected an integer; and 4 more times"),
+        (
+            "prefill",
+            lambda token: (token + 1) % 128,
+            "root: prefill() returned 0, the session's root is 127; expected one; and 4 more times",
+        ),
+        ("verify", lambda _: None, "verify: verify() returned None; expected a Verified; and 4"),
+        ("verify", str, "verify: verify() returned a str; expected a Verified; and 4 more times"),
+        (
+            "verify",
+            lambda v: replace(v, logits=v.logits.astype(np.longdouble)),
+            f"verify: verify() logits is {np.dtype(np.longdouble)}; expected floating-point",
+        ),
+    ],
+)
+def test_answers_of_another_type_are_named(
+    verb: str, value: Callable[[Any], Any], text: str
+) -> None:
+    """As text, 5 and '5' read the same."""
+    result = xray(Hostile({verb: changing(value)}), "visible")
+
+    (told,) = sentences(result)
+    assert told.startswith(text)
 
 
 def test_lost_rows_are_unreadable_and_no_crash() -> None:
