@@ -2,7 +2,7 @@
 
 Exit codes: 0 the gate passed, the file was written or shown, the bundles are the same; 1 the gate
 failed, the bundles differ; 2 the request could not be carried out (a refused file, engine, case or
-option).
+option; an engine that ended the process: outlive.py).
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from kdtr.conformance import running
 from kdtr.conformance.finding import Finding, Place, Verdict
+from kdtr.conformance.noted_engine import noted
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.xray_drive import Answer, Remark, ask
 from kdtr.conformance.xray_fit import Precision
@@ -126,7 +128,7 @@ def run_xray(
 ) -> XrayResult:
     """Ask and judge. `dtype`: of the checkpoints, and the rounding that is granted; None: bfloat16
     checkpoints, and what the engine declares."""
-    info = engine.info
+    engine, info = noted(engine), engine.info
     lacking = sorted(NEEDED - set(info.verbs))
     if lacking:
         raise UnsupportedError(
@@ -139,6 +141,7 @@ def run_xray(
     result, told_once = XrayResult(), _ToldOnce()
     for model in xray_models() if models is None else models:
         progress(model.name)
+        running.at(f"{BUNDLE} / {model.name}")
         start = time.perf_counter()
         if model.undisturbed and told_once.findings:
             note = "not judged: it needs attention to be right"

@@ -1,0 +1,112 @@
+"""What this process is doing: which engine's code it runs, where in the run, and since when.
+
+An engine in the judge's own process may end that process, or never return. Whoever is left to tell
+it, the parent of `command.py` or Ctrl-C, reads it here. Noting costs no system call but one: it is
+done for every verb of every session.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from dataclasses import dataclass, replace
+
+_HEAD = struct.Struct("=idHH")  # exit code, since when, whether inside, bytes of text
+_NO_CODE = -1
+SIZE = 1024  # bytes that `share` needs
+_SEPARATOR = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """One moment of a process.
+
+    engine  as it was asked for; "" until one is loaded
+    place   in the run: "base.kdtr: y-tree / stepwise / round0"
+    call    of the engine's, the last one: "verify()", "import my_engine"; "" before the first
+    inside  whether it has not returned
+    since   when it was called, or returned (time.monotonic)
+    code    with which the process will exit, once that is settled
+    """
+
+    engine: str = ""
+    place: str = ""
+    call: str = ""
+    inside: bool = False
+    since: float = 0.0
+    code: int | None = None
+
+    def seconds(self) -> int:
+        return int(time.monotonic() - self.since)
+
+    def where(self) -> str:
+        """ "base.kdtr: y-tree / stepwise / round0: verify()"; "" where no engine was called."""
+        if not self.call:
+            return ""
+        call = self.call if self.inside else f"after {self.call}"
+        return f"{self.place}: {call}" if self.place else call
+
+
+_doing = Doing()
+_pid = os.getpid()
+_shared: memoryview | None = None
+
+
+def doing() -> Doing:
+    return _doing
+
+
+def share(memory: memoryview) -> None:
+    """From now on, write every moment of this process there too; not those of its children."""
+    global _shared, _pid
+    _shared, _pid = memory, os.getpid()
+    _note(Doing())
+
+
+def read_shared(memory: memoryview) -> Doing:
+    """The last moment of the process that shares the memory; what was cut short is left out."""
+    code, since, inside, n_bytes = _HEAD.unpack_from(memory)
+    text = bytes(memory[_HEAD.size : _HEAD.size + n_bytes]).decode(errors="ignore")
+    call, engine, place, *_ = [*text.split(_SEPARATOR), "", "", ""]
+    return Doing(engine, place, call, bool(inside), since, None if code == _NO_CODE else code)
+
+
+def at(place: str) -> None:
+    """The run goes on to there."""
+    _note(replace(_doing, place=place))
+
+
+def load(engine: str) -> None:
+    """The engine that is asked for; one that an engine loads in turn is a part of it."""
+    if not _doing.inside:
+        _note(replace(_doing, engine=engine))
+
+
+def enter(call: str) -> Doing:
+    """The engine's code begins to run; returns what `leave` needs."""
+    before = _doing
+    _note(replace(before, call=call, inside=True, since=time.monotonic()))
+    return before
+
+
+def leave(before: Doing) -> None:
+    """It has returned; a call around it, of an engine that calls another, goes on."""
+    now = replace(_doing, inside=False, since=time.monotonic())
+    _note(replace(before, place=_doing.place) if before.inside else now)
+
+
+def settle(code: int) -> None:
+    """The work is done and told, and the process will exit with this code."""
+    _note(replace(_doing, code=code))
+
+
+def _note(now: Doing) -> None:
+    global _doing
+    _doing = now
+    if _shared is None or os.getpid() != _pid:
+        return
+    text = _SEPARATOR.join((now.call, now.engine, now.place)).encode()[: SIZE - _HEAD.size]
+    code = _NO_CODE if now.code is None else now.code
+    _HEAD.pack_into(_shared, 0, code, now.since, now.inside, len(text))
+    _shared[_HEAD.size : _HEAD.size + len(text)] = text

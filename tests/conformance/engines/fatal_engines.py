@@ -1,0 +1,44 @@
+"""The host engine, which ends or blocks the process that it runs in, in the verb `verb`."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hostile_engines import Hostile
+
+
+def _hang_in_c() -> None:
+    """No thread of Python runs meanwhile, and no signal handler."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # it would end the sleep
+    ctypes.PyDLL(None).sleep(600)
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "_exit": lambda: os._exit(0),
+    "exit in C": lambda: ctypes.CDLL(None).exit(0),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hangs": lambda: time.sleep(600),
+    "hangs in C": _hang_in_c,
+    "reads": lambda: print(f"read {input()}", file=sys.stderr),
+    "exits with 0 at exit": lambda: atexit.register(os._exit, 0),
+    "segfault at exit": lambda: atexit.register(os.kill, os.getpid(), signal.SIGSEGV),
+}
+
+
+def make_engine(end: str, verb: str = "verify") -> Any:
+    """end: one of ENDS. What happens goes to stderr first, for a test that waits for it."""
+
+    def answer(original: Any, *args: Any, **kwargs: Any) -> Any:
+        print("now", file=sys.stderr, flush=True)
+        ENDS[end]()
+        return original(*args, **kwargs)
+
+    return Hostile({verb: answer})

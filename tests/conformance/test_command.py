@@ -1,0 +1,318 @@
+"""The command as a shell starts it: no engine takes the verdict along when it ends the process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kdtr.conformance import running
+from kdtr.conformance.outlive import no_verdict, outlived
+
+KDTR = str(Path(sys.executable).with_name("kdtr"))
+ENGINES = Path(__file__).parent / "engines"
+FATAL = "fatal_engines:make_engine"
+IN_ITS_OWN_PROCESS = (
+    "; in a process of its own that is a finding, and the other cases are judged: "
+    f'--engine "stdio:kdtr serve-engine --engine {FATAL}"'
+)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start(word, ...): kdtr in the directory of the engines; what is left of it is killed."""
+    started = []
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = subprocess.Popen(
+            [KDTR, *map(str, words)], cwd=ENGINES, text=True, start_new_session=True, **pipes
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def of_gate(bundle: Path, end: str, verb: str = "verify") -> list[object]:
+    options = ("--engine-option", f"end={end}", "--engine-option", f"verb={verb}")
+    return ["gate", bundle, "--engine", FATAL, *options, "--case", "y", "--mode", "stepwise"]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The exit code and both outputs, without the engine's own word."""
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err.replace("now\n", "")
+
+
+def begun(process: subprocess.Popen[str]) -> None:
+    """Wait until the engine is where it hangs."""
+    assert process.stderr is not None
+    assert "now\n" == process.stderr.readline()
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("_exit", "exited with code 0"),
+        ("exit in C", "exited with code 0"),
+        ("segfault", "was ended by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_an_engine_that_ends_the_process_leaves_no_verdict(
+    start: Start, small: Path, end: str, how: str
+) -> None:
+    run = ended(start(*of_gate(small, end)))
+
+    said = f"kdtr: no verdict: bundle.kdtr: y / stepwise / round0: verify(): the engine {how} "
+    assert (2, "", f"{said}before it returned{IN_ITS_OWN_PROCESS}\n") == run
+
+
+@pytest.mark.parametrize(
+    ("verb", "where"),
+    [
+        ("load", "bundle.kdtr: load()"),
+        ("open", "bundle.kdtr: y / stepwise: open()"),
+        ("prefill", "bundle.kdtr: y / stepwise / chunk0: prefill()"),
+        ("committed_len", "bundle.kdtr: y / stepwise / chunk0: committed_len"),
+        ("close", "bundle.kdtr: y / stepwise / round1: close()"),
+        ("model_close", "bundle.kdtr: close()"),
+    ],
+)
+def test_the_call_that_ended_it_is_named(start: Start, small: Path, verb: str, where: str) -> None:
+    code, out, err = ended(start(*of_gate(small, "_exit", verb)))
+
+    assert (2, "") == (code, out)
+    assert err.startswith(f"kdtr: no verdict: {where}: the engine exited with code 0 before ")
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["xray", "--model", "visible"], "x-ray / visible: verify()"),
+        (
+            ["gate", "--self", "--model", "{bundle}", "--vocab-size", "37", "--max-len", "60"],
+            "self / noise: verify()",
+        ),
+    ],
+)
+def test_in_whatever_verb_of_kdtr(start: Start, small: Path, words: list[str], where: str) -> None:
+    words = [word.format(bundle=small) for word in words]
+
+    code, out, err = ended(start(*words, "--engine", FATAL, "--engine-option", "end=_exit"))
+
+    assert (2, "") == (code, out)
+    assert f"kdtr: no verdict: {where}: the engine exited with code 0 before it returned" in err
+
+
+def test_a_module_that_ends_the_process(tmp_path: Path, small: Path) -> None:
+    (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
+    command = [KDTR, "gate", small, "--engine", "gone:make"]
+
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert 2 == run.returncode
+    said = "kdtr: no verdict: import gone: the engine exited with code 0 before it returned; "
+    assert run.stderr.startswith(said)
+
+
+def test_what_the_sentence_advises_gives_a_finding(start: Start, small: Path) -> None:
+    serve = f'{KDTR} serve-engine --engine {FATAL} --engine-option "end=_exit"'
+
+    code, out, _ = ended(start("gate", small, "--engine", f"stdio:{serve}", "--case", "y"))
+
+    assert 1 == code
+    assert "verify(): the engine exited with code 0 before it replied" in out
+
+
+def test_a_verdict_stands_whatever_the_engine_does_at_exit(start: Start, small: Path) -> None:
+    code, out, err = ended(start(*of_gate(small, "exits with 0 at exit")))
+    assert (0, "") == (code, err)
+    assert "part of the gate passed: 1 pass" in out
+
+    code, out, err = ended(start(*of_gate(small, "segfault at exit")))
+    assert "part of the gate passed: 1 pass" in out
+    assert (
+        2,
+        "kdtr: what it had to tell is told, but then the process was ended by signal 11 "
+        "(SIGSEGV)\n",
+    ) == (code, err)
+
+
+def test_a_failure_stays_one_whatever_the_engine_does_at_exit(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "none.kdtr").write_text("no bundle")
+    words = of_gate(tmp_path / "none.kdtr", "exits with 0 at exit", "info")
+
+    code, _, err = ended(start(*words))
+
+    assert 2 == code
+    assert "BundleError" in err
+
+
+def test_an_engine_may_ask_the_terminal(start: Start, small: Path) -> None:
+    """As a debugger in it does."""
+    process = start(*of_gate(small, "reads"))
+
+    out, err = process.communicate("one\ntwo\n", timeout=60)
+
+    assert 0 == process.returncode, err
+    assert "now\nread one\nnow\nread two\n" == err
+    assert "passed" in out
+
+
+def test_the_exit_codes_of_a_shell_are_as_ever(start: Start, small: Path) -> None:
+    assert 0 == ended(start("--version"))[0]
+    assert 0 == ended(start("gate", "--help"))[0]
+    assert 2 == ended(start("gate"))[0]
+    assert 0 == ended(start("gate", small, "--engine", "host"))[0]
+
+
+# Signals
+
+
+def test_sigterm_ends_both_and_says_where(start: Start, small: Path) -> None:
+    process = start(*of_gate(small, "hangs"))
+    begun(process)
+
+    process.terminate()
+
+    code, out, err = ended(process)
+    assert (-signal.SIGTERM, "") == (code, out)
+    assert re.fullmatch(
+        r"kdtr: ended by SIGTERM at bundle.kdtr: y / stepwise / round0: verify\(\), "
+        r"\d+ s after it was called; no verdict\n",
+        err,
+    ), err
+
+
+def test_a_parent_that_is_killed_takes_the_engine_along(start: Start, small: Path) -> None:
+    process = start(*of_gate(small, "hangs in C"))
+    begun(process)
+
+    process.kill()
+
+    out, err = process.communicate(timeout=10)  # the engine held both pipes open
+    assert ("", "") == (out, err)
+
+
+def test_an_interrupt_that_is_not_heard_is_told(start: Start, small: Path) -> None:
+    process = start(*of_gate(small, "hangs in C"))
+    begun(process)
+
+    process.send_signal(signal.SIGINT)
+
+    assert process.stderr is not None
+    said = re.fullmatch(
+        r"kdtr: bundle.kdtr: y / stepwise / round0: verify\(\) has not returned for \d+ s and does "
+        r"not hear of the interrupt; to end it: kill -9 (\d+)\n",
+        process.stderr.readline(),
+    )
+    assert said
+    os.kill(int(said[1]), signal.SIGKILL)
+    code, _, err = ended(process)
+    assert 2 == code
+    assert (
+        "verify(): the engine was ended by signal 9 (SIGKILL) before it returned, as the kernel"
+        in err
+    )
+
+
+# The note that both share
+
+
+def shared(*, code: int | None = None, **of: object) -> running.Doing:
+    memory = memoryview(bytearray(running.SIZE))
+    try:
+        running.share(memory)
+        running.load("my_engine:make")
+        running.at("base.kdtr: y / round")
+        if of.get("call"):
+            running.enter("round()")
+        if code is not None:
+            running.settle(code)
+        return running.read_shared(memory)
+    finally:
+        running.share(memoryview(bytearray(running.SIZE)))
+
+
+def test_what_is_noted_is_read_by_another_process() -> None:
+    doing = shared(call=True, code=1)
+
+    assert ("my_engine:make", "base.kdtr: y / round") == (doing.engine, doing.place)
+    assert ("round()", True, 1) == (doing.call, doing.inside, doing.code)
+    assert "base.kdtr: y / round: round()" == doing.where()
+
+
+def test_a_very_long_place_is_cut() -> None:
+    memory = memoryview(bytearray(running.SIZE))
+    running.share(memory)
+
+    running.at("é" * 2000)
+    place = running.read_shared(memory).place
+    running.share(memoryview(bytearray(running.SIZE)))
+
+    assert 400 < len(place) < running.SIZE
+    assert {"é"} == set(place)
+
+
+def test_an_engine_within_an_engine_returns_to_the_outer_call() -> None:
+    memory = memoryview(bytearray(running.SIZE))
+    running.share(memory)
+
+    outer = running.enter("the factory")
+    inner = running.enter("load()")
+    running.load("host")
+    running.leave(inner)
+    within = running.read_shared(memory)
+    running.leave(outer)
+    after = running.read_shared(memory)
+    running.share(memoryview(bytearray(running.SIZE)))
+
+    assert ("the factory", True, "") == (within.call, within.inside, within.engine)
+    assert "after the factory" == after.where()
+
+
+def test_a_process_that_ended_outside_of_an_engine() -> None:
+    assert "no verdict: the process exited with code 1 before it was done" == no_verdict(
+        running.Doing(), 1
+    )
+    after = running.Doing("e:make", "base.kdtr: y / round", "round()")
+    assert (
+        "no verdict: base.kdtr: y / round: after round(): the process was ended by signal 6 "
+        "(SIGABRT) before it was done"
+    ) == no_verdict(after, -6)
+
+
+def test_one_behind_stdio_is_in_a_process_of_its_own_already() -> None:
+    doing = running.Doing("stdio:./mine", "base.kdtr", "load()", inside=True)
+
+    assert (
+        "no verdict: base.kdtr: load(): the engine was ended by signal 15 (SIGTERM) before it "
+        "returned" == no_verdict(doing, -15)
+    )
+
+
+def test_a_debugger_has_one_process() -> None:
+    before, pid = sys.gettrace(), os.getpid()
+    sys.settrace(lambda *_: None)
+    try:
+        assert outlived() is None
+    finally:
+        sys.settrace(before)
+    assert os.getpid() == pid
