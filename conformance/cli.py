@@ -43,6 +43,7 @@ from kdtr.conformance.offline_cli import (
     questions_command,
 )
 from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
+from kdtr.conformance.raised import told
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
@@ -53,6 +54,7 @@ from kdtr.conformance.self_cli import (
 from kdtr.conformance.self_gate import run_self
 from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
+from kdtr.conformance.user_interrupts import user_interrupts, where_interrupted
 from kdtr.conformance.xray_cli import add_xray_arguments, xray_command
 from kdtr.contract import KdtrError
 
@@ -73,10 +75,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
+    with user_interrupts():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code = int(args.command(args))
         sys.stdout.flush()
         return code
+    except SystemExit as error:  # an engine's, from where nothing else catches it
+        print(f"kdtr: no verdict: the engine raised {told(error)}", file=sys.stderr)
+        return REFUSED
     except OSError as error:  # no verdict was delivered
         text = f"{type(error).__name__}: {error}"  # of a file that is read, or of the machine
         if error.filename is None and error.errno in _OF_WRITING:
@@ -88,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print("kdtr: interrupted", file=sys.stderr)
+        print(f"kdtr: interrupted{where_interrupted()}", file=sys.stderr)
         return 130
 
 

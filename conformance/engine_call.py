@@ -1,6 +1,7 @@
 """Around everything that runs an engine's code: `with EngineCall("verify()"):`.
 
-It is noted for whoever must tell what was running (running.py).
+It is noted for whoever must tell what was running (running.py). What the engine raises leaves as an
+Exception, whatever it is, but for the user's Ctrl-C.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 from types import TracebackType
 
 from kdtr.conformance import running
+from kdtr.conformance.raised import RAISED, Escaped
+from kdtr.conformance.user_interrupts import is_of_the_user
 
 
 class EngineCall:
-    """
+    """Raises Escaped for what is no Exception, as GeneratorExit.
+
     what  runs, as it is told: "verify()", "the factory"
     """
 
@@ -30,3 +34,5 @@ class EngineCall:
         trace: TracebackType | None,
     ) -> None:
         running.leave(self._before)
+        if error is not None and not isinstance(error, RAISED) and not is_of_the_user(error):
+            raise Escaped(type(error).__name__) from error

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kdtr.conformance.engine_call import EngineCall
 from kdtr.contract import (
     STAGE,
     TRACED,
@@ -207,7 +208,8 @@ def _same_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def host_copy(what: str, array: Array) -> np.ndarray:
     """A copy in host memory, of a kind that can be compared."""
     try:
-        copy = np.array(array if hasattr(array, "__array__") else np.from_dlpack(array))
+        with EngineCall(what):  # its copy may wait for a device
+            copy = np.array(array if hasattr(array, "__array__") else np.from_dlpack(array))
     except Exception as error:
         raise EngineError(f"{what} is {_kind(array)}, which is no array: {error}") from error
     if copy.dtype.kind not in "biuf" and copy.dtype.name not in ("bfloat16", "float8_e4m3fn"):

@@ -82,7 +82,7 @@ class _Parent:
         """Say what is to be said; returns the exit code, or ends as the child was told to end."""
         doing = running.read_shared(self._memory)
         if self._signal is not None and code < 0:
-            _say(f"ended by {signal.Signals(self._signal).name}{_where_it_was(doing)}; no verdict")
+            _say(f"ended by {signal.Signals(self._signal).name}{doing.told()}; no verdict")
             signal.signal(self._signal, signal.SIG_DFL)
             os.kill(os.getpid(), self._signal)
         if code == -signal.SIGINT:  # before it could say so itself
@@ -111,13 +111,6 @@ def no_verdict(doing: running.Doing, code: int) -> str:
         f"{text}; in a process of its own that is a finding, and the other cases are judged: "
         f'--engine "stdio:kdtr serve-engine --engine {doing.engine}"'
     )
-
-
-def _where_it_was(doing: running.Doing) -> str:
-    where = doing.where()
-    if not where:
-        return ""
-    return f" at {where}" + (f", {doing.seconds()} s after it was called" if doing.inside else "")
 
 
 def _has_terminal() -> bool:

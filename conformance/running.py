@@ -47,6 +47,13 @@ class Doing:
         call = self.call if self.inside else f"after {self.call}"
         return f"{self.place}: {call}" if self.place else call
 
+    def told(self) -> str:
+        """The same as an adverb, with how long it has not returned."""
+        where = self.where()
+        if not where:
+            return ""
+        return f" at {where}" + (f", {self.seconds()} s after it was called" * self.inside)
+
 
 _doing = Doing()
 _pid = os.getpid()

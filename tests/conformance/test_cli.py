@@ -15,7 +15,7 @@ from typing import Any
 
 import hostile_engines
 import pytest
-from hostile_engines import Hostile, raising
+from hostile_engines import Hostile, pressing_ctrl_c
 
 from kdtr.conformance import GoldenBundle
 from kdtr.conformance.cli import main
@@ -217,12 +217,12 @@ def test_ctrl_c_while_recording(
 
 
 def test_ctrl_c_while_judging(kdtr: Kdtr, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Hostile({"verify": raising(KeyboardInterrupt())})
-    monkeypatch.setattr(hostile_engines, "NEXT", [engine])
+    monkeypatch.setattr(hostile_engines, "NEXT", [Hostile({"verify": pressing_ctrl_c()})])
 
     run = kdtr("gate", small, "--engine", "hostile_engines:make_engine")
 
-    assert (130, "", "kdtr: interrupted\n") == (run.code, run.out, run.err)
+    where = "bundle.kdtr: ar / stepwise / round0: verify(), 0 s after it was called"
+    assert (130, "", f"kdtr: interrupted at {where}\n") == (run.code, run.out, run.err)
 
 
 # golden

@@ -15,7 +15,7 @@ import hostile_engines
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_engines import Hostile, changing, raising, returning
+from hostile_engines import Hostile, changing, pressing_ctrl_c, raising, returning
 
 from kdtr.conformance import GateResult, Verdict
 from kdtr.contract import (
@@ -135,11 +135,61 @@ def test_sys_exit_in_an_engine_does_not_end_the_judge(gate: Gate, verb: str, cod
 
 
 @pytest.mark.parametrize("verb", ["load", "open", "verify", "close", "model_close"])
-def test_ctrl_c_ends_the_run(gate: Gate, verb: str) -> None:
-    run = gate(Hostile({verb: raising(KeyboardInterrupt())}), "y")
+def test_ctrl_c_ends_the_run_and_says_where_it_was(gate: Gate, verb: str) -> None:
+    run = gate(Hostile({verb: pressing_ctrl_c()}), "y")
 
-    assert (130, "kdtr: interrupted\n") == (run.code, run.err)
-    assert "" == run.out
+    assert (130, "") == (run.code, run.out)
+    call = verb.removeprefix("model_")
+    assert re.fullmatch(
+        rf"kdtr: interrupted at bundle.kdtr.*: {call}\(\), 0 s after it was called\n", run.err
+    ), run.err
+
+
+class Cancelled(BaseException):
+    """As asyncio and trio have it: no Exception."""
+
+
+@pytest.mark.parametrize("verb", ["load", "open", "verify", "root", "close", "model_close"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, Cancelled, BaseException])
+def test_what_is_no_exception_is_told_like_one(
+    gate: Gate, verb: str, kind: type[BaseException]
+) -> None:
+    """A KeyboardInterrupt too, that no user has asked for."""
+    run = gate(Hostile({verb: raising(kind("at once"))}), "y")
+
+    assert stopped(run, f"raised {kind.__name__}: at once")
+    assert "" == run.err
+
+
+def test_its_place_is_told_too(gate: Gate) -> None:
+    run = gate(Hostile({"verify": raising(GeneratorExit("x"))}), "y", mode="stepwise")
+
+    assert stopped(run, "the engine raised GeneratorExit: x (at hostile_engines.py:")
+
+
+class Exiting:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise GeneratorExit
+
+
+def test_an_array_whose_copy_is_given_up(gate: Gate) -> None:
+    verified = Verified(Exiting(), ())  # type: ignore[arg-type]
+
+    run = gate(Hostile({"verify": returning(verified)}), "y", mode="stepwise")
+
+    assert stopped(run, "verify() logits is a Exiting, which is no array: GeneratorExit")
+
+
+class Leaving(frozenset[str]):
+    def __sub__(self, other: object) -> Any:
+        raise SystemExit(0)
+
+
+def test_sys_exit_where_nothing_else_catches_it_is_no_verdict(gate: Gate) -> None:
+    run = gate(Hostile(info=lambda honest: replace(honest, verbs=Leaving(honest.verbs))), "y")
+
+    assert (2, "") == (run.code, run.out)
+    assert "kdtr: no verdict: the engine raised SystemExit: 0\n" == run.err
 
 
 def test_a_very_long_text_is_cut(gate: Gate) -> None:
