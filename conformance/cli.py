@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kdtr.conformance import standard_streams
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
@@ -63,8 +64,8 @@ VERBS = "kdtr.verbs"
 BUNDLES = (
     "golden bundles (.kdtr), folders of them, or `built-in`: the corpus that kdtr brings along"
 )
-# A closed pipe, a full disk, a quota, a limit of size: no reading ends so.
-_OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# A closed pipe or descriptor, a full disk, a quota, a limit of size: no reading ends so.
+_OF_WRITING = frozenset({errno.EPIPE, errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
-    with user_interrupts():
+    with user_interrupts(), standard_streams.kept():
         return _run(args)
 
 
@@ -292,6 +293,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         known = option_names(args.engine)
     seconds = time.perf_counter() - start
+    standard_streams.put_back()
     print_report(console, info, result, seconds, known)
     if drafted is not None:
         drafted.write_text(draft(result.findings), encoding="utf-8")

@@ -183,6 +183,40 @@ def test_the_exit_codes_of_a_shell_are_as_ever(start: Start, small: Path) -> Non
     assert 0 == ended(start("gate", small, "--engine", "host"))[0]
 
 
+# Streams
+
+
+@pytest.mark.parametrize(
+    ("end", "closed"),
+    [("no stdout", "sys.stdout"), ("no streams", "sys.stdout and sys.stderr")],
+)
+def test_a_stream_that_an_engine_closes_is_a_finding(
+    start: Start, small: Path, end: str, closed: str
+) -> None:
+    code, out, err = ended(start(*of_gate(small, end)))
+
+    assert (1, "") == (code, err)
+    said = f"verify() closed {closed}; expected that an engine leaves it open: the verdict is "
+    assert f"ERROR  y / stepwise / round0: answer: {said}written there\n" in out
+    assert "part of the gate FAILED: 1 error" in out
+
+
+@pytest.mark.parametrize("verb", ["load", "verify", "model_close"])
+def test_a_stream_that_an_engine_puts_in_its_place_hides_no_verdict(
+    start: Start, small: Path, verb: str
+) -> None:
+    code, out, _ = ended(start(*of_gate(small, "another stdout", verb)))
+
+    assert 0 == code
+    assert "part of the gate passed: 1 pass" in out
+
+
+def test_standard_output_that_is_gone_altogether(start: Start, small: Path) -> None:
+    code, out, err = ended(start(*of_gate(small, "descriptor 1 gone")))
+
+    assert (2, "", "kdtr: cannot write the output: Bad file descriptor\n") == (code, out, err)
+
+
 # Signals
 
 
