@@ -41,11 +41,9 @@ class Doing:
         return int(time.monotonic() - self.since)
 
     def where(self) -> str:
-        """ "base.kdtr: y-tree / stepwise / round0: verify()"; "" where no engine was called."""
-        if not self.call:
-            return ""
-        call = self.call if self.inside else f"after {self.call}"
-        return f"{self.place}: {call}" if self.place else call
+        """ "base.kdtr: y-tree / stepwise / round0: verify()", as far as it is known."""
+        call = self.call if self.inside or not self.call else f"after {self.call}"
+        return ": ".join(filter(None, (self.place, call)))
 
     def told(self) -> str:
         """The same as an adverb, with how long it has not returned."""
@@ -103,8 +101,8 @@ def leave(before: Doing) -> None:
     _note(replace(before, place=_doing.place) if before.inside else now)
 
 
-def settle(code: int) -> None:
-    """The work is done and told, and the process will exit with this code."""
+def settle(code: int | None) -> None:
+    """The work is done and told, and the process will exit with this code; None: it is not yet."""
     _note(replace(_doing, code=code))
 
 

@@ -36,8 +36,8 @@ def is_of_the_user(error: BaseException) -> bool:
 
 
 def where_interrupted() -> str:
-    """ " at base.kdtr: y / stepwise / round0: verify(), 12 s after it was called"; "" where no
-    engine was called."""
+    """ " at base.kdtr: y / stepwise / round0: verify(), 12 s after it was called", as far as it
+    is known."""
     return "" if _came_in is None else _came_in.told()
 
 
