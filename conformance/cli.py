@@ -43,8 +43,9 @@ from kdtr.conformance.offline_cli import (
     judge_command,
     questions_command,
 )
+from kdtr.conformance.plain_text import printable
 from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
-from kdtr.conformance.raised import told
+from kdtr.conformance.raised import REFUSAL, told
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
 from kdtr.conformance.self_cli import (
@@ -89,17 +90,17 @@ def _run(args: argparse.Namespace) -> int:
         print(f"kdtr: no verdict: the engine raised {told(error)}", file=sys.stderr)
         return REFUSED
     except OSError as error:  # no verdict was delivered
-        text = f"{type(error).__name__}: {error}"  # of a file that is read, or of the machine
+        text = told(error)  # of a file that is read, or of the machine
         if error.filename is None and error.errno in _OF_WRITING:
             text = f"cannot write the output: {error.strerror}"
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python fails again on exit
         print(f"kdtr: {text}", file=sys.stderr)
         return REFUSED
     except KdtrError as error:
-        print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"kdtr: {told(error, REFUSAL)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print(f"kdtr: interrupted{where_interrupted()}", file=sys.stderr)
+        print(f"kdtr: interrupted{printable(where_interrupted())}", file=sys.stderr)
         return 130
 
 

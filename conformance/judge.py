@@ -17,7 +17,7 @@ from kdtr.conformance.judge_stage import At, StageJudge, place_of
 from kdtr.conformance.near_tie import thin_rows
 from kdtr.conformance.noise_floor import CaseNoise
 from kdtr.conformance.observe import AnswerError, Observation
-from kdtr.conformance.raised import RAISED, origin, shortened, told
+from kdtr.conformance.raised import RAISED, origin, told, words
 from kdtr.conformance.taint import Taint
 from kdtr.contract import (
     Acceptance,
@@ -132,7 +132,7 @@ class _CaseJudge:
     def report_error(self, point: str, stage: str, error: BaseException) -> None:
         place = origin(error)
         if isinstance(error, EngineError) and not place:  # the judge's own word on an answer
-            summary = shortened(str(error))
+            summary = words(error)
         else:
             summary = f"the engine raised {told(error)}" + (f" (at {place})" if place else "")
         rules = _broken_by(error) if stage == "answer" else ()

@@ -20,7 +20,7 @@ from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import CaseNoise, NoiseFloor
 from kdtr.conformance.noted_engine import noted
-from kdtr.conformance.raised import RAISED, shortened, told
+from kdtr.conformance.raised import RAISED, line_of, told
 from kdtr.conformance.smoke import Smoke, is_chain, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.contract import Engine, EngineInfo, Model, UnsupportedError
@@ -150,8 +150,8 @@ class BundleJudge:
             self._info = self._engine.info
             model = self._engine.load((self._bundle.config, self._bundle.weights))
         except UnsupportedError as error:  # what it says it cannot compute is not judged
-            words = shortened(str(error))
-            return CaseResult(self._name, "all", LOAD, Verdict.UNSUPPORTED, refused=words)
+            refused = line_of(error)
+            return CaseResult(self._name, "all", LOAD, Verdict.UNSUPPORTED, refused=refused)
         except RAISED as error:
             text = f"load() raised {told(error)}"
             return _model_error(self._name, LOAD, text, blocked=blocked)

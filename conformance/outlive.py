@@ -17,6 +17,7 @@ from types import FrameType
 
 from kdtr.conformance import running
 from kdtr.conformance.parent_process import end_with_forker
+from kdtr.conformance.plain_text import printable
 from kdtr.conformance.process_end import how_it_ended
 
 NO_VERDICT = 2
@@ -130,4 +131,4 @@ def _has_terminal() -> bool:
 def _say(text: str) -> None:
     start = _TERMINAL if sys.stderr.isatty() else ""
     with suppress(OSError):
-        print(f"{start}kdtr: {text}", file=sys.stderr, flush=True)
+        print(f"{start}kdtr: {printable(text)}", file=sys.stderr, flush=True)

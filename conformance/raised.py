@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from kdtr.conformance.plain_text import name_text, printable, printable_lines
+
 # sys.exit(0) inside an engine must not end the judge as if it had passed; Ctrl-C must end it.
 RAISED = (Exception, SystemExit)
 
@@ -15,24 +17,35 @@ class Escaped(Exception):
 
 
 _LONGEST = 2000  # characters of an engine's text: a finding is read by people
+REFUSAL = 5 * _LONGEST  # of a refusal, which may list names
 _OWN = Path(__file__).parent
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, most: int = _LONGEST) -> str:
     """The text, or its beginning."""
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST]}... ({len(text)} characters)"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def told(error: BaseException) -> str:
-    """The error's type and text; the text is the engine's, and reading it may raise too."""
-    error = _raised(error)
+def words(error: BaseException, most: int = _LONGEST) -> str:
+    """The error's text, as it may be printed: cut, and nothing in it but lines of text.
+
+    It is the engine's, and reading it may raise too.
+    """
     try:
-        text = str(error)
+        text = str(_raised(error))
     except RAISED:
         text = "(its text cannot be read)"
-    return f"{type(error).__name__}: {shortened(text)}"
+    return "\n".join(printable_lines([shortened(text, most)]))
+
+
+def told(error: BaseException, most: int = _LONGEST) -> str:
+    """The error's type and its words."""
+    return f"{name_text(type(_raised(error)).__name__)}: {words(error, most)}"
+
+
+def line_of(error: BaseException) -> str:
+    """Its words where one line is wanted: a line break is escaped too."""
+    return printable(words(error))
 
 
 def origin(error: BaseException) -> str:

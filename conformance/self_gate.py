@@ -17,7 +17,7 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.judge_bundle import Progress
 from kdtr.conformance.noted_engine import noted
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, told, words
 from kdtr.conformance.self_checks import CHECKS, Bench, Check, Wrong
 from kdtr.conformance.self_model import SelfModel, load_self
 from kdtr.conformance.self_noise import SelfNoise, coarsest_roundoff, measure
@@ -180,5 +180,5 @@ def _error(result: CaseResult, error: BaseException) -> None:
         raise error
     result.verdict = Verdict.ERROR
     place = Place(result.bundle, result.case, SELF, "answer")
-    text = str(error) if isinstance(error, KdtrError) else f"the engine raised {told(error)}"
+    text = words(error) if isinstance(error, KdtrError) else f"the engine raised {told(error)}"
     result.findings.append(Finding(Verdict.ERROR, place, "answer", text))

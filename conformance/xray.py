@@ -13,7 +13,7 @@ import numpy as np
 from kdtr.conformance import running
 from kdtr.conformance.finding import Finding, Place, Verdict
 from kdtr.conformance.noted_engine import noted
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, line_of, told
 from kdtr.conformance.xray_drive import Answer, Remark, ask
 from kdtr.conformance.xray_fit import Precision
 from kdtr.conformance.xray_judge import Judgement, judge_attention
@@ -168,7 +168,7 @@ def _run(
             array.flags.writeable = False
         loaded = engine.load((model.config, MappingProxyType(tensors)))
     except UnsupportedError as error:
-        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"{NOT_LOADED}{error}")
+        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"{NOT_LOADED}{line_of(error)}")
     except RAISED as error:
         text = f"load() raised {told(error)}"
         where = Place(BUNDLE, model.name, "load", "load")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kdtr.conformance.observe import host_copy
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, told, words
 from kdtr.conformance.xray_sessions import Script, Step
 from kdtr.contract import Acceptance, EngineError, EngineInfo, Model
 
@@ -54,7 +54,7 @@ def ask(model: Model, info: EngineInfo, scripts: Iterable[Script], vocab_size: i
         try:
             run.all()
         except EngineError as error:
-            run.remark(run.stage or run.verb, str(error), run.rules)
+            run.remark(run.stage or run.verb, words(error), run.rules)
         except RAISED as error:
             run.remark(run.verb, f"{run.verb}() raised {told(error)}")
     return answers

@@ -129,6 +129,7 @@ def _check_engine(config: pytest.Config) -> None:
         return
     from kdtr.conformance.engine_loader import check_engine_name, importable_here
     from kdtr.conformance.engine_options import engine_options
+    from kdtr.conformance.raised import REFUSAL, told
     from kdtr.contract import KdtrError
 
     try:
@@ -136,4 +137,4 @@ def _check_engine(config: pytest.Config) -> None:
             given = config.getoption("--kdtr-engine-option")
             check_engine_name(name, engine_options("--kdtr-engine-option", given))
     except KdtrError as error:
-        raise pytest.UsageError(f"{type(error).__name__}: {error}") from error
+        raise pytest.UsageError(told(error, REFUSAL)) from error

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,12 @@ from kdtr.conformance import GateResult, Verdict
 from kdtr.contract import (
     Acceptance,
     BundleError,
+    CacheError,
     DraftTree,
     EngineError,
     LogicalCache,
     Round,
+    UnsupportedError,
     Verified,
 )
 
@@ -197,6 +200,70 @@ def test_a_very_long_text_is_cut(gate: Gate) -> None:
 
     assert stopped(run, "x" * 2000 + "... (1000000 characters)")
     assert len(run.out) < 6000
+
+
+LOUD = "red\x1b[31m\x9b\u202e\nand " + "x" * 10**6
+QUIET = "red\\x1b[31m\\x9b\\u202e{}and " + "x" * (2000 - 15) + "... (1000015 characters)"
+
+
+def test_the_reason_of_a_model_that_is_not_loaded_is_one_line(gate: Gate) -> None:
+    run = gate(Hostile({"load": raising(UnsupportedError(LOUD))}), "y")
+
+    assert ": not loaded: " + QUIET.format("\\n") in run.out.replace("\n", "")
+    assert len(run.out) < 6000
+
+
+@pytest.mark.parametrize("error", [ValueError, EngineError, CacheError])
+@pytest.mark.parametrize("verb", ["load", "open", "verify"])
+def test_nothing_that_an_engine_says_reaches_the_terminal_raw(
+    gate: Gate, verb: str, error: type[Exception]
+) -> None:
+    run = gate(Hostile({verb: raising(error(LOUD))}), "y", mode="stepwise")
+
+    assert stopped(run, f"raised {error.__name__}: " + QUIET.format("\n"))
+    assert len(run.out) < 8000
+
+
+def test_nor_does_what_its_factory_says(
+    kdtr: Callable[..., SimpleNamespace], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostile_engines, "NEXT", [])
+    monkeypatch.setattr(hostile_engines, "make_engine", partial(raising(EngineError(LOUD)), None))
+
+    run = kdtr("gate", small, "--engine", "hostile_engines:make_engine")
+
+    long = QUIET.format("\n").replace("x" * 1985, "x" * 9985)
+    assert (2, f"kdtr: EngineError: {long}\n") == (run.code, run.err)
+
+
+def test_nor_the_name_of_what_it_raises(gate: Gate) -> None:
+    kind = type("E\x1b" + "x" * 10**6, (Exception,), {})
+
+    run = gate(Hostile({"verify": raising(kind("y"))}), "y", mode="stepwise")
+
+    assert stopped(run, "raised E\\x1b" + "x" * 55 + "... (1000005 characters): y (at hostile")
+
+
+@pytest.mark.parametrize("error", [UnsupportedError, EngineError, ValueError])
+@pytest.mark.parametrize("verb", ["load", "verify"])
+def test_nor_what_an_x_ray_and_the_engine_against_itself_hear(
+    kdtr: Callable[..., SimpleNamespace],
+    small: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setattr(hostile_engines, "NEXT", [Hostile({verb: raising(error(LOUD))})])
+    name = ("--engine", "hostile_engines:make_engine")
+
+    xray = kdtr("xray", *name, "--model", "visible")
+    itself = kdtr("gate", "--self", "--model", small, "--vocab-size", 37, "--max-len", 60, *name)
+
+    for run in (xray, itself):
+        shown = run.out + run.err
+        assert "red\\x1b[31m\\x9b\\u202e" in shown
+        assert not {"\x1b", "\x9b", "\u202e"} & {*shown}
+        assert len(shown) < 20_000
 
 
 class Unreadable(Exception):
