@@ -48,6 +48,7 @@ from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
 from kdtr.conformance.raised import REFUSAL, told
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
+from kdtr.conformance.report_files.whole_files import write_whole
 from kdtr.conformance.self_cli import (
     add_self_arguments,
     check_self_arguments,
@@ -65,6 +66,7 @@ VERBS = "kdtr.verbs"
 BUNDLES = (
     "golden bundles (.kdtr), folders of them, or `built-in`: the corpus that kdtr brings along"
 )
+_DRAFT = "--draft-expectations"
 # A closed pipe or descriptor, a full disk, a quota, a limit of size: no reading ends so.
 _OF_WRITING = frozenset({errno.EPIPE, errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -161,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what the engine is known to do wrong, and what must pass (docs/expectations.md)",
     )
     gate.add_argument(
-        "--draft-expectations",
+        _DRAFT,
         metavar="FILE",
         help="write a new file that expects what fails here, with reasons to be filled in",
     )
@@ -266,7 +268,8 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
         quick = read_quick().of_bundles(bundles)
     expectations = read_expectations(args.expectations) if args.expectations is not None else None
     drafted = new_draft(args.draft_expectations)
-    reports = begin_reports(args, [_command(), *args.words], args.engine, bundles)
+    others = {} if drafted is None else {_DRAFT: drafted}
+    reports = begin_reports(args, [_command(), *args.words], args.engine, bundles, others)
     engine = load_engine(args.engine, options)
     info = engine.info
     console = _console()
@@ -297,7 +300,7 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     standard_streams.put_back()
     print_report(console, info, result, seconds, known)
     if drafted is not None:
-        drafted.write_text(draft(result.findings), encoding="utf-8")
+        write_whole({_DRAFT: (drafted, draft(result.findings).encode(errors="backslashreplace"))})
     for line in reports.write(info, result, seconds, known):
         print(line)
     return PASSED if result.passed else FAILED
