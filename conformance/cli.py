@@ -24,6 +24,7 @@ from rich.console import Console
 from kdtr.conformance import standard_streams
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
+from kdtr.conformance.command_parser import CommandParser, notes_of
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODES
 from kdtr.conformance.engine_loader import importable_here, load_engine, option_names
@@ -79,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
+    for note in notes_of(args):
+        print(f"kdtr: note: {printable(note)}", file=sys.stderr)
     with user_interrupts(), standard_streams.kept():
         return _run(args)
 
@@ -118,7 +121,7 @@ def _trees_joined(argv: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kdtr", description="Conformance suite for tree-speculative decoding with MLA."
     )
     parser.add_argument("--version", action="version", version=f"kdtr {version('kdtr')}")
