@@ -19,8 +19,6 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from kdtr.conformance import standard_streams
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
@@ -58,6 +56,7 @@ from kdtr.conformance.self_cli import (
 from kdtr.conformance.self_gate import run_self
 from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
+from kdtr.conformance.terminal import Progress, plain_console
 from kdtr.conformance.user_interrupts import user_interrupts, where_interrupted
 from kdtr.conformance.xray_cli import add_xray_arguments, xray_command
 from kdtr.contract import KdtrError
@@ -202,10 +201,10 @@ def _parser() -> argparse.ArgumentParser:
     adopt.set_defaults(command=_adopt)
     add_adopt_arguments(adopt)
     inspect = verbs.add_parser("inspect", help="show a bundle: model, cases, trees, tensors")
-    inspect.set_defaults(command=lambda args: inspect_command(args, _console()))
+    inspect.set_defaults(command=lambda args: inspect_command(args, plain_console()))
     add_inspect_arguments(inspect)
     diff = verbs.add_parser("diff", help="name the first stage in which two bundles differ")
-    diff.set_defaults(command=lambda args: diff_command(args, _console()))
+    diff.set_defaults(command=lambda args: diff_command(args, plain_console()))
     add_diff_arguments(diff)
     index = verbs.add_parser("index", help="write the cases of bundles as a Parquet table")
     index.set_defaults(command=index_command)
@@ -246,14 +245,14 @@ def _gate(args: argparse.Namespace) -> int:
 
 def _xray(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
-    with importable_here(), _Progress() as progress:
-        passed = xray_command(args, options, _console(), progress.show, _command())
+    with importable_here(), Progress() as progress:
+        passed = xray_command(args, options, plain_console(), progress.show, _command())
     return PASSED if passed else FAILED
 
 
 def _mutants(args: argparse.Namespace) -> int:
-    with importable_here(), _Progress() as progress:
-        killed = mutants_command(args, _console(), progress.show)
+    with importable_here(), Progress() as progress:
+        killed = mutants_command(args, plain_console(), progress.show)
     return PASSED if killed else FAILED
 
 
@@ -275,17 +274,17 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
     reports = begin_reports(args, [_command(), *args.words], args.engine, bundles, others)
     engine = load_engine(args.engine, options)
     info = engine.info
-    console = _console()
+    console = plain_console()
     start = time.perf_counter()
     if args.itself:
         request = self_request(args, _command())
-        with _Progress() as progress:
+        with Progress() as progress:
             result = run_self(
                 engine, request, engine_name=args.engine, options=options, progress=progress.show
             )
         known: frozenset[str] = frozenset()
     else:
-        with _Progress() as progress:
+        with Progress() as progress:
             result = run_gate(
                 engine,
                 bundles,
@@ -317,10 +316,10 @@ def _questions(args: argparse.Namespace) -> int:
 def _judge_file(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     reports = begin_reports(args, [_command(), *args.words], args.answers, [args.against])
-    with _Progress() as progress:
+    with Progress() as progress:
         info, result = judge_command(args, progress.show, _command())
     seconds = time.perf_counter() - start
-    print_report(_console(), info, result, seconds)
+    print_report(plain_console(), info, result, seconds)
     for line in reports.write(info, result, seconds, frozenset()):
         print(line)
     return PASSED if result.passed else FAILED
@@ -337,7 +336,7 @@ def _command() -> str:
 
 def _golden(args: argparse.Namespace) -> int:
     start = time.perf_counter()
-    with _Progress() as progress:
+    with Progress() as progress:
         sums = golden_command(args, progress.show)
     for line in recorded_lines(args, sums):
         print(line, file=sys.stderr)
@@ -362,34 +361,12 @@ def _adopt(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    with _Progress() as progress:
+    with Progress() as progress:
         notes = export_command(args, progress.show)
     for note in notes:
         print(f"kdtr: note: {note}", file=sys.stderr)
     print(args.to)
     return PASSED
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Texts are shown as they are: an engine's name may hold [ or :smile:."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-
-class _Progress:
-    """What is under way, on a terminal's standard error; silent elsewhere."""
-
-    def __init__(self) -> None:
-        self._status = _console(stderr=True).status("")
-
-    def show(self, text: str) -> None:
-        self._status.update(text)
-
-    def __enter__(self) -> _Progress:
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -265,6 +268,62 @@ def test_an_interrupt_that_is_not_heard_is_told(start: Start, small: Path) -> No
         "verify(): the engine was ended by signal 9 (SIGKILL) before it returned, as the kernel"
         in err
     )
+
+
+# On a terminal
+
+
+@pytest.fixture
+def typed(small: Path) -> Iterator[Callable[..., str]]:
+    """typed(end, (seen, keys), ...): types each as its text is seen; what the screen was sent."""
+    started: list[tuple[int, int]] = []
+
+    def typed(end: str, *keys: tuple[str, str]) -> str:
+        pid, screen = pty.fork()
+        if pid == 0:
+            os.chdir(ENGINES)
+            os.execv(KDTR, [KDTR, *map(str, of_gate(small, end))])
+        started.append((pid, screen))
+        shown, rest = "", [*keys]
+        until = time.monotonic() + 60
+        while time.monotonic() < until and select.select([screen], [], [], 30)[0]:
+            try:
+                shown += os.read(screen, 65536).decode(errors="replace")
+            except OSError:  # of Linux, where all have left
+                break
+            if rest and rest[0][0] in shown.rpartition(TYPED)[2]:
+                shown += TYPED
+                os.write(screen, rest.pop(0)[1].encode())
+        return shown
+
+    yield typed
+    for pid, screen in started:
+        os.close(screen)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+TYPED = "<typed>"
+
+
+def test_a_call_that_hangs_is_named_and_ctrl_c_ends_it(typed: Callable[..., str]) -> None:
+    shown = typed("hangs", ("verify() for 3 s", "\x03"))
+
+    assert "bundle.kdtr: y / stepwise / round0: verify() for 3 s" in shown
+    where = r"bundle\.kdtr: y / stepwise / round0: verify\(\), \d+ s after it was called"
+    assert re.search(rf"kdtr: interrupted at {where}\s*$", shown), shown[-500:]
+
+
+def test_a_breakpoint_has_the_terminal(typed: Callable[..., str]) -> None:
+    """The prompt stays, in the engine's own line; Ctrl-C is the debugger's."""
+    shown = typed("breaks", ("(Pdb) ", "p 6 * 7\n"), ("42", "c\n"), ("(Pdb) ", "c\n"))
+
+    prompt = shown.partition("(Pdb) ")[2].partition("(Pdb) ")[0]
+    assert "fatal_engines.py" in shown.partition("(Pdb) ")[0]
+    assert f"{TYPED}p 6 * 7" in prompt.replace("\r", "").replace("\n", "")
+    assert "\x1b[2K" not in prompt
+    assert "part of the gate passed" in shown
 
 
 # The note that both share

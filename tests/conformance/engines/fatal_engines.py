@@ -31,6 +31,7 @@ ENDS: dict[str, Callable[[], Any]] = {
     "no streams": lambda: (sys.stdout.close(), sys.stderr.close()),
     "descriptor 1 gone": lambda: os.close(1),
     "another stdout": lambda: setattr(sys, "stdout", open(os.devnull, "w")),  # noqa: SIM115
+    "breaks": lambda: breakpoint(),
     "reads": lambda: print(f"read {input()}", file=sys.stderr),
     "exits with 0 at exit": lambda: atexit.register(os._exit, 0),
     "segfault at exit": lambda: atexit.register(os.kill, os.getpid(), signal.SIGSEGV),
