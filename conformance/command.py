@@ -1,4 +1,5 @@
-"""The `kdtr` command, as a shell starts it: `cli.main` in a process that its parent outlives.
+"""The `kdtr` command, as a shell starts it: `cli.main`, where an engine runs in this very process
+as the child of a parent that outlives it.
 
 `python -m kdtr.conformance.cli` is the same without the parent: for gdb, profilers and the like,
 which want one process. Nothing heavy is imported before the fork.
@@ -11,13 +12,14 @@ import sys
 from kdtr.conformance import running
 from kdtr.conformance.outlive import outlived
 
-# An engine's own process: who started it, the client of the stdio protocol, tells how it ended.
-_WATCHED_ALREADY = "serve-engine"
+# The others run none, or run it in a process of its own, whose end is told by who started it:
+# the client of the stdio protocol (serve-engine), the one that hands out the work (campaign).
+RUN_AN_ENGINE_HERE = ("gate", "xray")
 
 
 def main() -> int:
     """Run the command of sys.argv; returns the exit code."""
-    code = None if sys.argv[1:2] == [_WATCHED_ALREADY] else outlived()
+    code = outlived() if sys.argv[1:2] and sys.argv[1] in RUN_AN_ENGINE_HERE else None
     return _work() if code is None else code
 
 

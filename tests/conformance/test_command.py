@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from kdtr.conformance import running
+from kdtr.conformance.cli import main
+from kdtr.conformance.command import RUN_AN_ENGINE_HERE
 from kdtr.conformance.outlive import no_verdict, outlived
 
 KDTR = str(Path(sys.executable).with_name("kdtr"))
@@ -122,6 +124,22 @@ def test_in_whatever_verb_of_kdtr(start: Start, small: Path, words: list[str], w
 
     assert (2, "") == (code, out)
     assert f"kdtr: no verdict: {where}: the engine exited with code 0 before it returned" in err
+
+
+def test_the_other_verbs_run_no_engine_in_their_own_process(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A new verb is to be put into one of both lists."""
+    run_none = {"golden", "golden-check", "adopt", "inspect", "diff", "index", "export"}
+    run_none |= {"questions", "judge", "campaign-report"}
+    apart = {"mutants", "campaign", "serve-engine"}
+
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    listed = re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    assert {*RUN_AN_ENGINE_HERE, *run_none, *apart} == {*listed}
+    assert len(listed) == len({*listed})
 
 
 def test_a_module_that_ends_the_process(tmp_path: Path, small: Path) -> None:
