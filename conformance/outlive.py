@@ -36,7 +36,7 @@ def outlived() -> int | None:
         return None
     memory = memoryview(mmap.mmap(-1, running.SIZE))
     parent = os.getpid()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before
         stream.flush()  # or both would write what is waiting
     child = os.fork()
     if child == 0:
@@ -129,6 +129,8 @@ def _has_terminal() -> bool:
 
 
 def _say(text: str) -> None:
+    if sys.stderr is None:
+        return
     start = _TERMINAL if sys.stderr.isatty() else ""
     with suppress(OSError):
         print(f"{start}kdtr: {printable(text)}", file=sys.stderr, flush=True)

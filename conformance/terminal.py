@@ -15,9 +15,15 @@ from kdtr.conformance.plain_text import printable
 _LONG_S = 3  # seconds in one call of an engine, after which it is named
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not an exit with 1, which is a verdict: the command says that it could not write."""
+        raise  # the error: rich calls this within its except
+
+
 def plain_console(*, stderr: bool = False) -> Console:
     """An engine's name may hold [ or :smile:."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 class Progress:

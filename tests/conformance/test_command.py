@@ -238,6 +238,28 @@ def test_standard_output_that_is_gone_altogether(start: Start, small: Path) -> N
     assert (2, "", "kdtr: cannot write the output: Bad file descriptor\n") == (code, out, err)
 
 
+def test_a_reader_that_has_left_is_no_failed_gate(start: Start, small: Path) -> None:
+    """rich would exit with 1."""
+    process = start("gate", small, "--engine", "host", "--case", "ar")
+    assert process.stdout is not None
+    process.stdout.close()
+
+    assert 2 == process.wait(60)
+    assert process.stderr is not None
+    assert "kdtr: cannot write the output: Broken pipe\n" == process.stderr.read()
+
+
+def test_without_standard_output_there_is_nowhere_to_tell(small: Path) -> None:
+    command = f"exec '{KDTR}' gate '{small}' --engine host --case ar >&-"
+
+    run = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (2, "kdtr: cannot write the output: Bad file descriptor\n") == (
+        run.returncode,
+        run.stderr,
+    )
+
+
 # Signals
 
 
