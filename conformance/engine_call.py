@@ -28,7 +28,7 @@ class EngineCall:
         self._what = what
 
     def __enter__(self) -> None:
-        self._before = running.enter(self._what)
+        self._before: running.Call = running.enter(self._what)
 
     def __exit__(
         self,
@@ -38,7 +38,7 @@ class EngineCall:
     ) -> None:
         running.leave(self._before)
         # A copy that is made for a trace runs within a verb, which is to be named.
-        closed = [] if self._before.inside else standard_streams.reopen()
+        closed = [] if self._before[1] else standard_streams.reopen()
         if error is not None and not isinstance(error, RAISED) and not is_of_the_user(error):
             raise Escaped(type(error).__name__) from error
         if error is None and closed:

@@ -22,6 +22,8 @@ class _Noted:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
+        if callable(getattr(type(self._inner), name, None)):  # a method: nothing runs yet
+            return self._called(name, getattr(self._inner, name))
         with EngineCall(name):
             value = getattr(self._inner, name)
         return self._called(name, value) if callable(value) else value

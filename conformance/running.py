@@ -1,8 +1,8 @@
 """What this process is doing: which engine's code it runs, where in the run, and since when.
 
 An engine in the judge's own process may end that process, or never return. Whoever is left to tell
-it, the parent of `command.py` or Ctrl-C, reads it here. Noting costs no system call but one: it is
-done for every verb of every session.
+it, the parent of `command.py` or Ctrl-C, reads it here. It is noted for every verb of every
+session, in some 3 us: memory is written, and no file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _HEAD = struct.Struct("=idHH")  # exit code, since when, whether inside, bytes of text
 _NO_CODE = -1
@@ -53,20 +53,31 @@ class Doing:
         return f" at {where}" + (f", {self.seconds()} s after it was called" * self.inside)
 
 
-_doing = Doing()
+class _Now:
+    """The moment that is; a Doing is made of it where somebody asks."""
+
+    engine = place = call = ""
+    inside = False
+    since = 0.0
+    code: int | None = None
+
+
+Call = tuple[str, bool, float]  # what is called, whether it has not returned, since when
+
+_now = _Now()
 _pid = os.getpid()
 _shared: memoryview | None = None
 
 
 def doing() -> Doing:
-    return _doing
+    return Doing(_now.engine, _now.place, _now.call, _now.inside, _now.since, _now.code)
 
 
 def share(memory: memoryview) -> None:
     """From now on, write every moment of this process there too; not those of its children."""
-    global _shared, _pid
-    _shared, _pid = memory, os.getpid()
-    _note(Doing())
+    global _shared, _pid, _now
+    _shared, _pid, _now = memory, os.getpid(), _Now()
+    _note()
 
 
 def read_shared(memory: memoryview) -> Doing:
@@ -79,39 +90,46 @@ def read_shared(memory: memoryview) -> Doing:
 
 def at(place: str) -> None:
     """The run goes on to there."""
-    _note(replace(_doing, place=place))
+    _now.place = place
+    _note()
 
 
 def load(engine: str) -> None:
     """The engine that is asked for; one that an engine loads in turn is a part of it."""
-    if not _doing.inside:
-        _note(replace(_doing, engine=engine))
+    if not _now.inside:
+        _now.engine = engine
+        _note()
 
 
-def enter(call: str) -> Doing:
+def enter(call: str) -> Call:
     """The engine's code begins to run; returns what `leave` needs."""
-    before = _doing
-    _note(replace(before, call=call, inside=True, since=time.monotonic()))
+    before = _now.call, _now.inside, _now.since
+    _now.call, _now.inside, _now.since = call, True, time.monotonic()
+    _note()
     return before
 
 
-def leave(before: Doing) -> None:
+def leave(before: Call) -> None:
     """It has returned; a call around it, of an engine that calls another, goes on."""
-    now = replace(_doing, inside=False, since=time.monotonic())
-    _note(replace(before, place=_doing.place) if before.inside else now)
+    if before[1]:
+        _now.call, _now.inside, _now.since = before
+    else:
+        _now.inside, _now.since = False, time.monotonic()
+    _note()
 
 
 def settle(code: int | None) -> None:
     """The work is done and told, and the process will exit with this code; None: it is not yet."""
-    _note(replace(_doing, code=code))
+    _now.code = code
+    _note()
 
 
-def _note(now: Doing) -> None:
-    global _doing
-    _doing = now
+def _note() -> None:
     if _shared is None or os.getpid() != _pid:
         return
-    text = _SEPARATOR.join((now.call, now.engine, now.place)).encode()[: SIZE - _HEAD.size]
-    code = _NO_CODE if now.code is None else now.code
-    _HEAD.pack_into(_shared, 0, code, now.since, now.inside, len(text))
+    told = _SEPARATOR.join((_now.call, _now.engine, _now.place))
+    # A file's name may hold bytes that are no UTF-8, and is then half a surrogate pair.
+    text = told.encode(errors="backslashreplace")[: SIZE - _HEAD.size]
+    code = _NO_CODE if _now.code is None else _now.code
+    _HEAD.pack_into(_shared, 0, code, _now.since, _now.inside, len(text))
     _shared[_HEAD.size : _HEAD.size + len(text)] = text

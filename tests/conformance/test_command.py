@@ -404,6 +404,17 @@ def test_a_very_long_place_is_cut() -> None:
     assert {"é"} == set(place)
 
 
+def test_a_place_of_bytes_that_are_no_text_is_noted() -> None:
+    memory = memoryview(bytearray(running.SIZE))
+    running.share(memory)
+
+    running.at(os.fsdecode(b"\xff.kdtr"))
+    place = running.read_shared(memory).place
+    running.share(memoryview(bytearray(running.SIZE)))
+
+    assert "\\udcff.kdtr" == place
+
+
 def test_an_engine_within_an_engine_returns_to_the_outer_call() -> None:
     memory = memoryview(bytearray(running.SIZE))
     running.share(memory)
