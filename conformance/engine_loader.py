@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typing import Any
 
 from kdtr.conformance import running
 from kdtr.conformance.engine_call import EngineCall
+from kdtr.conformance.engine_options import option_words
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.stdio_engine import check_command, make_stdio_engine
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
@@ -36,7 +38,7 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     Raises EngineError saying which of these failed and how.
     """
     options = dict(options or {})
-    running.load(name)
+    _note(name, options)
     if name.startswith(STDIO):
         process = make_stdio_engine(name.removeprefix(STDIO), options)
         try:
@@ -67,6 +69,7 @@ def check_engine_name(name: str, options: Mapping[str, Any] | None = None) -> No
     Imports its module, and makes nothing. Of `stdio:COMMAND` the program is looked for.
     Raises EngineError, as `load_engine` would.
     """
+    _note(name, dict(options or {}))
     if name.startswith(STDIO):
         check_command(name.removeprefix(STDIO))
     else:
@@ -89,6 +92,10 @@ def option_names(name: str) -> frozenset[str]:
     """The options that a loaded engine's factory names; empty where it names none."""
     known = None if name.startswith(STDIO) else _named_options(_factory(name))
     return frozenset(known or ())
+
+
+def _note(name: str, options: Mapping[str, Any]) -> None:
+    running.load(shlex.join([name, *option_words(options)]))
 
 
 def _factory_for(name: str, options: Mapping[str, Any]) -> Any:

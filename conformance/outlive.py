@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import signal
 import sys
 from contextlib import suppress
@@ -106,11 +107,12 @@ def no_verdict(doing: running.Doing, code: int) -> str:
     text = f"no verdict: {where}: the engine {how} before it returned"
     if code == -signal.SIGKILL:
         text += ", as the kernel does it when memory runs out"
-    if doing.engine.startswith("stdio:"):
+    if not doing.engine or shlex.split(doing.engine)[0].startswith("stdio:"):
         return text
+    served = shlex.quote(f"stdio:kdtr serve-engine --engine {doing.engine}")
     return (
         f"{text}; in a process of its own that is a finding, and the other cases are judged: "
-        f'--engine "stdio:kdtr serve-engine --engine {doing.engine}"'
+        f"--engine {served}"
     )
 
 

@@ -22,7 +22,7 @@ _SEPARATOR = "\0"
 class Doing:
     """One moment of a process.
 
-    engine  as it was asked for; "" until one is loaded
+    engine  as it was asked for, with its options, for a shell; "" until one is loaded
     place   in the run: "base.kdtr: y-tree / stepwise / round0"
     call    of the engine's, the last one: "verify()", "import my_engine"; "" before the first
     inside  whether it has not returned

@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,10 +25,7 @@ from kdtr.conformance.outlive import no_verdict, outlived
 KDTR = str(Path(sys.executable).with_name("kdtr"))
 ENGINES = Path(__file__).parent / "engines"
 FATAL = "fatal_engines:make_engine"
-IN_ITS_OWN_PROCESS = (
-    "; in a process of its own that is a finding, and the other cases are judged: "
-    f'--engine "stdio:kdtr serve-engine --engine {FATAL}"'
-)
+IN_ITS_OWN_PROCESS = "; in a process of its own that is a finding, and the other cases are judged: "
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -86,7 +84,10 @@ def test_an_engine_that_ends_the_process_leaves_no_verdict(
     run = ended(start(*of_gate(small, end)))
 
     said = f"kdtr: no verdict: bundle.kdtr: y / stepwise / round0: verify(): the engine {how} "
-    assert (2, "", f"{said}before it returned{IN_ITS_OWN_PROCESS}\n") == run
+    served = f"stdio:kdtr serve-engine --engine {FATAL} "
+    served += shlex.join(["--engine-option", f"end={end}", "--engine-option", "verb=verify"])
+    advice = f"{IN_ITS_OWN_PROCESS}--engine {shlex.quote(served)}"
+    assert (2, "", f"{said}before it returned{advice}\n") == run
 
 
 @pytest.mark.parametrize(
@@ -154,11 +155,12 @@ def test_a_module_that_ends_the_process(tmp_path: Path, small: Path) -> None:
 
 
 def test_what_the_sentence_advises_gives_a_finding(start: Start, small: Path) -> None:
-    serve = f'{KDTR} serve-engine --engine {FATAL} --engine-option "end=_exit"'
+    _, _, err = ended(start(*of_gate(small, "_exit")))
+    words = shlex.split(err.partition(IN_ITS_OWN_PROCESS)[2].replace("kdtr serve", f"{KDTR} serve"))
 
-    code, out, _ = ended(start("gate", small, "--engine", f"stdio:{serve}", "--case", "y"))
+    code, out, _ = ended(start("gate", small, *words, "--case", "y"))
 
-    assert 1 == code
+    assert (1, "--engine") == (code, words[0])
     assert "verify(): the engine exited with code 0 before it replied" in out
 
 
@@ -449,6 +451,14 @@ def test_one_behind_stdio_is_in_a_process_of_its_own_already() -> None:
     assert (
         "no verdict: base.kdtr: load(): the engine was ended by signal 15 (SIGTERM) before it "
         "returned" == no_verdict(doing, -15)
+    )
+
+
+def test_an_engine_that_nobody_named_has_no_advice() -> None:
+    doing = running.Doing(call="load()", inside=True)
+
+    assert "no verdict: load(): the engine exited with code 0 before it returned" == no_verdict(
+        doing, 0
     )
 
 

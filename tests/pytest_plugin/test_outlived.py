@@ -33,6 +33,19 @@ def test_an_engine_that_ends_pytest_is_named(
     assert [] == run.cases
 
 
+def test_a_module_that_ends_pytest_on_import_is_named(author: Author, tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
+
+    run = author(
+        "--kdtr-engine", "gone:make", "--kdtr-corpus=built-in", "-p", "no:xdist", apart=True
+    )
+
+    assert 2 == run.code
+    said = "kdtr: no verdict: import gone: the engine exited with code 0 before it returned; in a "
+    assert run.err.startswith(said)
+    assert run.err.endswith("--engine 'stdio:kdtr serve-engine --engine gone:make'\n")
+
+
 def test_in_a_worker_it_is_a_failed_case(author: Author, corpus: Path) -> None:
     run = author(*FATAL, f"--kdtr-corpus={corpus}/base.kdtr", *ONE, "-n", "1")
 
