@@ -23,6 +23,7 @@ from kdtr.conformance.process_end import how_it_ended
 
 NO_VERDICT = 2
 _PATIENCE_S = 2.0  # between Ctrl-C and a word that nothing came of it
+_TOLD = "what it had to tell is told"
 _TERMINAL = "\r\x1b[2K\x1b[?25h"  # clear the line, show the cursor: a progress line was cut short
 
 
@@ -39,6 +40,7 @@ def outlived() -> int | None:
     parent = os.getpid()
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before
         stream.flush()  # or both would write what is waiting
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it takes the child's end away
     child = os.fork()
     if child == 0:
         end_with_forker(parent)
@@ -84,7 +86,9 @@ class _Parent:
         """Say what is to be said; returns the exit code, or ends as the child was told to end."""
         doing = running.read_shared(self._memory)
         if self._signal is not None and code < 0:
-            _say(f"ended by {signal.Signals(self._signal).name}{doing.told()}; no verdict")
+            name = signal.Signals(self._signal).name
+            told = f"ended by {name}{doing.told()}; no verdict"
+            _say(told if doing.code is None else f"{_TOLD}, but then it went on until {name}")
             signal.signal(self._signal, signal.SIG_DFL)
             os.kill(os.getpid(), self._signal)
         if code == -signal.SIGINT:  # before it could say so itself
@@ -94,7 +98,7 @@ class _Parent:
             _say(no_verdict(doing, code))
             return NO_VERDICT
         if doing.code != code:
-            _say(f"what it had to tell is told, but then the process {how_it_ended(code)}")
+            _say(f"{_TOLD}, but then the process {how_it_ended(code)}")
             return doing.code or NO_VERDICT
         return code
 

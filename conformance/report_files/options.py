@@ -93,4 +93,6 @@ def begin_reports(
     check_earlier(files)
     if "parquet" in files:
         check_pyarrow()
+    # An engine may change the directory.
+    files = {kind: path.absolute() for kind, path in files.items()}
     return Reports(files, args.annotations, header(engine, words, inputs if files else ()))

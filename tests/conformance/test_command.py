@@ -280,6 +280,44 @@ def test_sigterm_ends_both_and_says_where(start: Start, small: Path) -> None:
     ), err
 
 
+def test_one_that_hangs_after_the_verdict_has_told_it(start: Start, small: Path) -> None:
+    process = start(*of_gate(small, "hangs at exit"))
+    assert process.stdout is not None
+    while "part of the gate passed" not in process.stdout.readline():
+        pass
+
+    process.terminate()
+
+    code, _, err = ended(process)
+    said = "what it had to tell is told, but then it went on until SIGTERM"
+    assert (-signal.SIGTERM, f"kdtr: {said}\n") == (code, err)
+
+
+def test_one_that_was_started_with_ends_of_children_ignored(small: Path) -> None:
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    words = [KDTR, "gate", str(small), "--engine", "host", "--case", "ar"]
+
+    run = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+
+    assert (0, "") == (run.returncode, run.stderr)
+
+
+def test_reports_lie_where_they_were_asked_for(start: Start, small: Path) -> None:
+    """An engine that changes the directory takes no relative path along."""
+    here = ENGINES / "relative.html"
+    try:
+        code, _, err = ended(start(*of_gate(small, "goes elsewhere"), "--html", here.name))
+        assert (0, "") == (code, err)
+        assert here.exists()
+    finally:
+        here.unlink(missing_ok=True)
+
+
 def test_a_parent_that_is_killed_takes_the_engine_along(start: Start, small: Path) -> None:
     process = start(*of_gate(small, "hangs in C"))
     begun(process)

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,8 @@ ENDS: dict[str, Callable[[], Any]] = {
     "another stdout": lambda: setattr(sys, "stdout", open(os.devnull, "w")),  # noqa: SIM115
     "breaks": lambda: breakpoint(),
     "reads": lambda: print(f"read {input()}", file=sys.stderr),
+    "goes elsewhere": lambda: os.chdir("/"),
+    "hangs at exit": lambda: threading.Thread(target=time.sleep, args=(600,)).start(),
     "exits with 0 at exit": lambda: atexit.register(os._exit, 0),
     "segfault at exit": lambda: atexit.register(os.kill, os.getpid(), signal.SIGSEGV),
 }
