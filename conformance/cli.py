@@ -2,7 +2,7 @@
 
 Exit codes: 0 the gate passed, the file was written or shown, the bundles are the same; 1 the gate
 failed, the bundles differ; 2 the request could not be carried out (a refused file, engine, case or
-option).
+option; an engine that ended the process: outlive.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from kdtr.conformance import standard_streams
 from kdtr.conformance.bundle_paths import bundle_paths
 from kdtr.conformance.case_index_cli import add_index_arguments, index_command
+from kdtr.conformance.command_parser import CommandParser, notes_of
 from kdtr.conformance.diff_bundles_cli import add_diff_arguments, diff_command
 from kdtr.conformance.drive import MODES
 from kdtr.conformance.engine_loader import importable_here, load_engine, option_names
@@ -42,9 +42,12 @@ from kdtr.conformance.offline_cli import (
     judge_command,
     questions_command,
 )
+from kdtr.conformance.plain_text import printable
 from kdtr.conformance.quick_corpus import read_quick, shipped_corpus
+from kdtr.conformance.raised import REFUSAL, told
 from kdtr.conformance.report import print_report
 from kdtr.conformance.report_files import add_report_options, begin_reports
+from kdtr.conformance.report_files.whole_files import write_whole
 from kdtr.conformance.self_cli import (
     add_self_arguments,
     check_self_arguments,
@@ -53,6 +56,8 @@ from kdtr.conformance.self_cli import (
 from kdtr.conformance.self_gate import run_self
 from kdtr.conformance.state_script import SCRIPT
 from kdtr.conformance.stdio_server_cli import add_serve_arguments, serve_command
+from kdtr.conformance.terminal import Progress, plain_console
+from kdtr.conformance.user_interrupts import user_interrupts, where_interrupted
 from kdtr.conformance.xray_cli import add_xray_arguments, xray_command
 from kdtr.contract import KdtrError
 
@@ -61,8 +66,9 @@ VERBS = "kdtr.verbs"
 BUNDLES = (
     "golden bundles (.kdtr), folders of them, or `built-in`: the corpus that kdtr brings along"
 )
-# A closed pipe, a full disk, a quota, a limit of size: no reading ends so.
-_OF_WRITING = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_DRAFT = "--draft-expectations"
+# A closed pipe or descriptor, a full disk, a quota, a limit of size: no reading ends so.
+_OF_WRITING = frozenset({errno.EPIPE, errno.EBADF, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,22 +79,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a locale may lack our signs
+    for note in notes_of(args):
+        print(f"kdtr: note: {printable(note)}", file=sys.stderr)
+    with user_interrupts(), standard_streams.kept():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         code = int(args.command(args))
         sys.stdout.flush()
         return code
+    except SystemExit as error:  # an engine's, from where nothing else catches it
+        print(f"kdtr: no verdict: the engine raised {told(error)}", file=sys.stderr)
+        return REFUSED
     except OSError as error:  # no verdict was delivered
-        text = f"{type(error).__name__}: {error}"  # of a file that is read, or of the machine
+        text = told(error)  # of a file that is read, or of the machine
         if error.filename is None and error.errno in _OF_WRITING:
             text = f"cannot write the output: {error.strerror}"
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python fails again on exit
         print(f"kdtr: {text}", file=sys.stderr)
         return REFUSED
     except KdtrError as error:
-        print(f"kdtr: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"kdtr: {told(error, REFUSAL)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print("kdtr: interrupted", file=sys.stderr)
+        print(f"kdtr: interrupted{printable(where_interrupted())}", file=sys.stderr)
         return 130
 
 
@@ -104,7 +122,7 @@ def _trees_joined(argv: Sequence[str]) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kdtr", description="Conformance suite for tree-speculative decoding with MLA."
     )
     parser.add_argument("--version", action="version", version=f"kdtr {version('kdtr')}")
@@ -149,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what the engine is known to do wrong, and what must pass (docs/expectations.md)",
     )
     gate.add_argument(
-        "--draft-expectations",
+        _DRAFT,
         metavar="FILE",
         help="write a new file that expects what fails here, with reasons to be filled in",
     )
@@ -185,10 +203,10 @@ def _parser() -> argparse.ArgumentParser:
     adopt.set_defaults(command=_adopt)
     add_adopt_arguments(adopt)
     inspect = verbs.add_parser("inspect", help="show a bundle: model, cases, trees, tensors")
-    inspect.set_defaults(command=lambda args: inspect_command(args, _console()))
+    inspect.set_defaults(command=lambda args: inspect_command(args, plain_console()))
     add_inspect_arguments(inspect)
     diff = verbs.add_parser("diff", help="name the first stage in which two bundles differ")
-    diff.set_defaults(command=lambda args: diff_command(args, _console()))
+    diff.set_defaults(command=lambda args: diff_command(args, plain_console()))
     add_diff_arguments(diff)
     index = verbs.add_parser("index", help="write the cases of bundles as a Parquet table")
     index.set_defaults(command=index_command)
@@ -229,14 +247,14 @@ def _gate(args: argparse.Namespace) -> int:
 
 def _xray(args: argparse.Namespace) -> int:
     options = engine_options("--engine-option", args.engine_option)
-    with importable_here(), _Progress() as progress:
-        passed = xray_command(args, options, _console(), progress.show, _command())
+    with importable_here(), Progress() as progress:
+        passed = xray_command(args, options, plain_console(), progress.show, _command())
     return PASSED if passed else FAILED
 
 
 def _mutants(args: argparse.Namespace) -> int:
-    with importable_here(), _Progress() as progress:
-        killed = mutants_command(args, _console(), progress.show)
+    with importable_here(), Progress() as progress:
+        killed = mutants_command(args, plain_console(), progress.show)
     return PASSED if killed else FAILED
 
 
@@ -254,20 +272,21 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
         quick = read_quick().of_bundles(bundles)
     expectations = read_expectations(args.expectations) if args.expectations is not None else None
     drafted = new_draft(args.draft_expectations)
-    reports = begin_reports(args, [_command(), *args.words], args.engine, bundles)
+    others = {} if drafted is None else {_DRAFT: drafted}
+    reports = begin_reports(args, [_command(), *args.words], args.engine, bundles, others)
     engine = load_engine(args.engine, options)
     info = engine.info
-    console = _console()
+    console = plain_console()
     start = time.perf_counter()
     if args.itself:
         request = self_request(args, _command())
-        with _Progress() as progress:
+        with Progress() as progress:
             result = run_self(
                 engine, request, engine_name=args.engine, options=options, progress=progress.show
             )
         known: frozenset[str] = frozenset()
     else:
-        with _Progress() as progress:
+        with Progress() as progress:
             result = run_gate(
                 engine,
                 bundles,
@@ -282,9 +301,10 @@ def _judge(args: argparse.Namespace, options: dict[str, Any]) -> int:
             )
         known = option_names(args.engine)
     seconds = time.perf_counter() - start
+    standard_streams.put_back()
     print_report(console, info, result, seconds, known)
     if drafted is not None:
-        drafted.write_text(draft(result.findings), encoding="utf-8")
+        write_whole({_DRAFT: (drafted, draft(result.findings).encode(errors="backslashreplace"))})
     for line in reports.write(info, result, seconds, known):
         print(line)
     return PASSED if result.passed else FAILED
@@ -298,10 +318,10 @@ def _questions(args: argparse.Namespace) -> int:
 def _judge_file(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     reports = begin_reports(args, [_command(), *args.words], args.answers, [args.against])
-    with _Progress() as progress:
+    with Progress() as progress:
         info, result = judge_command(args, progress.show, _command())
     seconds = time.perf_counter() - start
-    print_report(_console(), info, result, seconds)
+    print_report(plain_console(), info, result, seconds)
     for line in reports.write(info, result, seconds, frozenset()):
         print(line)
     return PASSED if result.passed else FAILED
@@ -318,7 +338,7 @@ def _command() -> str:
 
 def _golden(args: argparse.Namespace) -> int:
     start = time.perf_counter()
-    with _Progress() as progress:
+    with Progress() as progress:
         sums = golden_command(args, progress.show)
     for line in recorded_lines(args, sums):
         print(line, file=sys.stderr)
@@ -343,34 +363,12 @@ def _adopt(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    with _Progress() as progress:
+    with Progress() as progress:
         notes = export_command(args, progress.show)
     for note in notes:
         print(f"kdtr: note: {note}", file=sys.stderr)
     print(args.to)
     return PASSED
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Texts are shown as they are: an engine's name may hold [ or :smile:."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-
-
-class _Progress:
-    """What is under way, on a terminal's standard error; silent elsewhere."""
-
-    def __init__(self) -> None:
-        self._status = _console(stderr=True).status("")
-
-    def show(self, text: str) -> None:
-        self._status.update(text)
-
-    def __enter__(self) -> _Progress:
-        self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
 
 
 if __name__ == "__main__":

@@ -10,12 +10,16 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kdtr.conformance import running
+from kdtr.conformance.engine_call import EngineCall
+from kdtr.conformance.engine_options import option_words
 from kdtr.conformance.raised import RAISED, told
 from kdtr.conformance.stdio_engine import check_command, make_stdio_engine
 from kdtr.conformance.tolerance import UNIT_ROUNDOFF
@@ -34,6 +38,7 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
     Raises EngineError saying which of these failed and how.
     """
     options = dict(options or {})
+    _note(name, options)
     if name.startswith(STDIO):
         process = make_stdio_engine(name.removeprefix(STDIO), options)
         try:
@@ -44,7 +49,8 @@ def load_engine(name: str, options: Mapping[str, Any] | None = None) -> Engine:
         return process
     factory = _factory_for(name, options)
     try:
-        engine = factory(**options)
+        with EngineCall("the factory"):
+            engine = factory(**options)
     except KdtrError:
         raise  # the engine's own refusal, for example of an option
     except RAISED as error:
@@ -63,6 +69,7 @@ def check_engine_name(name: str, options: Mapping[str, Any] | None = None) -> No
     Imports its module, and makes nothing. Of `stdio:COMMAND` the program is looked for.
     Raises EngineError, as `load_engine` would.
     """
+    _note(name, dict(options or {}))
     if name.startswith(STDIO):
         check_command(name.removeprefix(STDIO))
     else:
@@ -87,6 +94,10 @@ def option_names(name: str) -> frozenset[str]:
     return frozenset(known or ())
 
 
+def _note(name: str, options: Mapping[str, Any]) -> None:
+    running.load(shlex.join([name, *option_words(options)]))
+
+
 def _factory_for(name: str, options: Mapping[str, Any]) -> Any:
     factory = _factory(name)
     _check_options(name, factory, options)
@@ -105,7 +116,8 @@ def _factory(name: str) -> Any:
             f"{Path(module_name).stem}:{attribute}"
         )
     try:
-        module = importlib.import_module(module_name)
+        with EngineCall(f"import {module_name}"):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise EngineError(f"engine {name}: {_not_found(module_name, error)}") from error
     except RAISED as error:  # an engine's module may raise anything on import
@@ -175,7 +187,8 @@ def _entry_point(name: str) -> Any:
             "these, package.module:factory, or stdio:COMMAND for a program"
         )
     try:
-        return found[name].load()
+        with EngineCall(f"import {found[name].module}"):
+            return found[name].load()
     except RAISED as error:
         raise EngineError(
             f"engine {name}: loading {found[name].value} raised {told(error)}"
@@ -193,7 +206,8 @@ def _check_engine(name: str, engine: Any) -> None:
             "expected an engine (contract/interface.py)"
         )
     try:
-        info = engine.info
+        with EngineCall("info"):
+            info = engine.info
     except RAISED as error:
         raise EngineError(f"engine {name}: info raised {told(error)}") from error
     if not isinstance(info, EngineInfo):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kdtr.contract import EngineError
@@ -27,3 +27,26 @@ def engine_option(flag: str, text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return key, value
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """The options as words of a command line, which `engine_options` reads back.
+
+    >>> option_words({"page_size": 3, "on": "gpu", "name": "7"})
+    ['--engine-option', 'page_size=3', '--engine-option', 'on=gpu', '--engine-option', "name='7'"]
+    """
+    return [
+        word
+        for key, value in options.items()
+        for word in ("--engine-option", f"{key}={_written(value)}")
+    ]
+
+
+def _written(value: Any) -> str:
+    """A text that looks like a literal needs its quotes."""
+    if isinstance(value, str):
+        try:
+            ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return value
+    return repr(value)

@@ -35,7 +35,7 @@ def new_draft(path: str | None) -> Path | None:
         return None
     if Path(path).exists():
         raise ExpectationsError(f"{path} is there already; name a new file for the draft")
-    return Path(path)
+    return Path(path).absolute()  # an engine may change the directory
 
 
 def _entry(number: int, group: Group) -> Iterator[str]:

@@ -56,7 +56,9 @@ def read_expectations(path: str | os.PathLike[str], *, today: date | None = None
         found = tomllib.loads(text)
     except OSError as error:
         raise ExpectationsError(f"{name}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        raise ExpectationsError(f"{name}: nested too deep; expected a TOML table") from None
+    except ValueError as error:  # not UTF-8, not TOML, or an integer of more than 4300 digits
         raise ExpectationsError(f"{name}: no TOML: {error}") from None
     _known(name, found, _TOP_KEYS)
     if found.get("kdtr_expectations") != VERSION:

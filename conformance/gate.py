@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from kdtr.conformance.bundle import GoldenBundle
 from kdtr.conformance.bundle_names import names_to_tell
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drive import MODES, Mode
+from kdtr.conformance.engine_options import option_words
 from kdtr.conformance.expectations import Expectations
 from kdtr.conformance.expectations_outcome import Unasked, unknown_lines, unmet
 from kdtr.conformance.file_script import FILES, first_small
@@ -282,21 +282,9 @@ def reproducible(
 def _reproduce(
     place: Place, engine_name: str, options: Mapping[str, Any], command: str = "kdtr"
 ) -> str:
-    words = [command, "gate", place.bundle, "--engine", engine_name]
-    for key, value in options.items():
-        words += ["--engine-option", f"{key}={_option_value(value)}"]
+    words = [command, "gate", place.bundle, "--engine", engine_name, *option_words(options)]
     if place.case != "all":
         words += ["--case", place.case, "--mode", place.mode]
         if place.point not in ("open", "close") and place.mode != SCRIPT:
             words += ["--until", place.point]
     return shlex.join(words)
-
-
-def _option_value(value: Any) -> str:
-    """As `--engine-option` reads it back: a text that looks like a literal needs its quotes."""
-    if isinstance(value, str):
-        try:
-            ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return value
-    return repr(value)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kdtr.conformance.engine_call import EngineCall
 from kdtr.contract import Array, EngineError, Stage
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -47,7 +48,8 @@ def host_copy(what: str, array: Array, wanted: Numbers) -> np.ndarray:
             f"{what} is a masked array; expected a plain one, in which every element is shown"
         )
     try:
-        copy = np.array(array if hasattr(array, "__array__") else np.from_dlpack(array))
+        with EngineCall(what):  # its copy may wait for a device
+            copy = np.array(array if hasattr(array, "__array__") else np.from_dlpack(array))
     except Exception as error:
         raise EngineError(f"{what} is {kind_of(array)}, which is no array: {error}") from error
     if not wanted.allow(copy.dtype):

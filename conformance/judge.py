@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from kdtr.conformance import running
 from kdtr.conformance.alternatives import Alternatives
 from kdtr.conformance.alternatives_fit import ShownPoint
 from kdtr.conformance.bundle import Expectation, GoldenCase
@@ -117,6 +120,8 @@ class _CaseJudge:
 
     def point(self, driver: Driver, point: str) -> bool:
         """Drive and judge one chunk or round; whether the case goes on."""
+        place = place_of(self._result, point)
+        running.at(place.text(Path(place.bundle).name))
         seen = Observation(self._config.num_hidden_layers)
         error: BaseException | None = None
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from kdtr.conformance import running
 from kdtr.conformance.bundle import GoldenBundle, GoldenCase
 from kdtr.conformance.case import CaseInput
 from kdtr.conformance.drawing_sight import Sight
@@ -18,7 +19,8 @@ from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.judge import judge_case
 from kdtr.conformance.next_step import placed
 from kdtr.conformance.noise_floor import CaseNoise, NoiseFloor
-from kdtr.conformance.raised import RAISED, shortened, told
+from kdtr.conformance.noted_engine import noted
+from kdtr.conformance.raised import RAISED, line_of, told
 from kdtr.conformance.smoke import Smoke, is_chain, smoke_first
 from kdtr.conformance.state_script import CASE, SCRIPT, judge_state, suits
 from kdtr.contract import Engine, EngineInfo, Model, UnsupportedError
@@ -75,7 +77,7 @@ class BundleJudge:
         progress: Progress = lambda _: None,
         of_case: OfCase = lambda model, _: model,
     ) -> None:
-        self._engine = engine
+        self._engine: Engine = noted(engine)
         self._bundle = bundle
         self._asked = asked
         self._until = until
@@ -120,6 +122,7 @@ class BundleJudge:
         model, self._model, self._floor, self._noise = self._model, None, None, None
         if model is None:
             return None
+        running.at(self._bundle.path.name)
         try:
             model.close()
         except RAISED as error:
@@ -142,12 +145,13 @@ class BundleJudge:
         if self._model is not None:
             return None
         blocked = len(self._bundle.cases)
+        running.at(self._bundle.path.name)
         try:
             self._info = self._engine.info
             model = self._engine.load((self._bundle.config, self._bundle.weights))
         except UnsupportedError as error:  # what it says it cannot compute is not judged
-            words = shortened(str(error))
-            return CaseResult(self._name, "all", LOAD, Verdict.UNSUPPORTED, refused=words)
+            refused = line_of(error)
+            return CaseResult(self._name, "all", LOAD, Verdict.UNSUPPORTED, refused=refused)
         except RAISED as error:
             text = f"load() raised {told(error)}"
             return _model_error(self._name, LOAD, text, blocked=blocked)
@@ -176,7 +180,7 @@ class BundleJudge:
         blocked = self._smoke.blocked(case.inputs, mode.name)
         if blocked is not None:
             return blocked
-        self._progress(f"{case.inputs.alias} / {mode.name}")
+        self._goes_on(question)
         sight, info = Sight(), self._info
         result = judge_case(
             self._name,
@@ -199,9 +203,13 @@ class BundleJudge:
         if blocked is not None:
             return blocked
         assert self._model is not None
-        self._progress(f"{CASE} / {SCRIPT}")
+        self._goes_on(Question(CASE, SCRIPT))
         first = next(case.inputs for case in self._bundle.cases if suits(case.inputs))
         return judge_state(self._name, self._model, info, self._bundle.config, first)
+
+    def _goes_on(self, question: Question) -> None:
+        self._progress(" / ".join(question))
+        running.at(f"{self._bundle.path.name}: {' / '.join(question)}")
 
     @property
     def _in_files(self) -> str:
@@ -215,7 +223,7 @@ class BundleJudge:
         if bad is not None:
             by = f"{bad.case} / {bad.mode}"
             return CaseResult(self._name, FILES, SCRIPT, Verdict.BLOCKED, blocked=1, blocked_by=by)
-        self._progress(f"{FILES} / {SCRIPT}")
+        self._goes_on(Question(FILES, SCRIPT))
         return judge_files(
             self._name,
             self._engine,

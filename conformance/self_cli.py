@@ -31,20 +31,20 @@ def add_self_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-len",
         type=int,
-        default=MAX_LEN,
         metavar="N",
         help=f"slots of a session (default: {MAX_LEN})",
     )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of prompts and trees (default: 0)"
-    )
+    group.add_argument("--seed", type=int, metavar="N", help="of prompts and trees (default: 0)")
 
 
 def check_self_arguments(args: argparse.Namespace) -> None:
     """Raises CaseError for what does not go together, before an engine is loaded."""
     if not args.itself:
-        if args.model or args.vocab_size is not None:
-            raise CaseError("--model and --vocab-size belong to --self; give it too")
+        of_self = ("model", "vocab_size", "max_len", "seed")
+        given = [f"--{one.replace('_', '-')}" for one in of_self if getattr(args, one) is not None]
+        if given:
+            belong = "belongs" if len(given) == 1 else "belong"
+            raise CaseError(f"{' and '.join(given)} {belong} to --self; give it too")
         if not args.bundles and not args.quick:
             raise CaseError(
                 "no bundle to judge by; give golden bundles, or --self --model SOURCE to hold the "
@@ -69,7 +69,7 @@ def check_self_arguments(args: argparse.Namespace) -> None:
         raise CaseError(
             f"--vocab-size {args.vocab_size}; expected at least {LEAST_TOKENS} tokens to draw from"
         )
-    if args.max_len < LEAST_SLOTS:
+    if args.max_len is not None and args.max_len < LEAST_SLOTS:
         raise CaseError(f"--max-len {args.max_len}; expected at least {LEAST_SLOTS} slots")
 
 
@@ -77,8 +77,8 @@ def self_request(args: argparse.Namespace, command: str) -> SelfRequest:
     return SelfRequest(
         source=args.model,
         vocab_size=args.vocab_size,
-        max_len=args.max_len,
-        seed=args.seed,
+        max_len=MAX_LEN if args.max_len is None else args.max_len,
+        seed=args.seed or 0,
         only=frozenset(args.case),
         command=command,
     )

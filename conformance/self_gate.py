@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kdtr.conformance import running
 from kdtr.conformance.finding import CaseResult, Finding, Place, Verdict
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.judge_bundle import Progress
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.noted_engine import noted
+from kdtr.conformance.raised import RAISED, told, words
 from kdtr.conformance.self_checks import CHECKS, Bench, Check, Wrong
 from kdtr.conformance.self_model import SelfModel, load_self
 from kdtr.conformance.self_noise import SelfNoise, coarsest_roundoff, measure
@@ -72,19 +74,20 @@ def run_self(
     Raises UnsupportedError where the engine lacks what this needs, KdtrError of the engine's own
     where it refuses the model.
     """
+    running.at("self")
     model = load_self(
-        engine, request.source, vocab_size=request.vocab_size, max_len=request.max_len
+        noted(engine), request.source, vocab_size=request.vocab_size, max_len=request.max_len
     )
     gate = GateResult(part="gate --self")
     try:
-        progress(NOISE)
+        _goes_on(NOISE, progress)
         noise, result = _noise(model, request)
         gate.results.append(result)
         blocked_by = "" if noise is not None else NOISE
         for name, check in CHECKS:
             if request.only and name not in request.only:
                 continue
-            progress(name)
+            _goes_on(name, progress)
             result = CaseResult(request.source, name, SELF)
             if blocked_by or noise is None:
                 result.verdict, result.blocked = Verdict.BLOCKED, 1
@@ -100,6 +103,11 @@ def run_self(
         line = request.line(engine_name, options or {}, result.case)
         result.findings = [replace(finding, reproduce=line) for finding in result.findings]
     return gate
+
+
+def _goes_on(check: str, progress: Progress) -> None:
+    progress(check)
+    running.at(f"{SELF} / {check}")
 
 
 def _noise(model: SelfModel, request: SelfRequest) -> tuple[SelfNoise | None, CaseResult]:
@@ -172,5 +180,5 @@ def _error(result: CaseResult, error: BaseException) -> None:
         raise error
     result.verdict = Verdict.ERROR
     place = Place(result.bundle, result.case, SELF, "answer")
-    text = str(error) if isinstance(error, KdtrError) else f"the engine raised {told(error)}"
+    text = words(error) if isinstance(error, KdtrError) else f"the engine raised {told(error)}"
     result.findings.append(Finding(Verdict.ERROR, place, "answer", text))

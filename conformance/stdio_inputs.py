@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from kdtr.contract import Acceptance, Array, DraftTree, EmitLimit, InputError, KdtrError, TreeError
+from kdtr.contract import (
+    Acceptance,
+    Array,
+    DraftTree,
+    EmitLimit,
+    InputError,
+    KdtrError,
+    TreeError,
+    check_bits,
+)
 from kdtr.kdtr_format.layout import DTYPE_BY_NUMPY
 
 _NO_SEQUENCE = (str, bytes, bytearray, memoryview, Mapping, Set)
@@ -27,6 +36,7 @@ def number(what: str, value: object, error: type[KdtrError] = InputError) -> int
         found = index(value)  # type: ignore[arg-type]  # the TypeError is the check
     except TypeError:
         raise error(f"{what} = {value!r}; expected an integer") from None
+    check_bits(what, found, error)
     if not -(2**63) <= found < 2**63:
         raise error(f"{what} = {found}; expected an integer of 64 bits")
     return found

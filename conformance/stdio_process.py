@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from kdtr.conformance.process_end import how_it_ended
 from kdtr.conformance.stdio_protocol import (
     ExchangeError,
     Reply,
@@ -194,13 +195,7 @@ class EngineProcess:
             code = self._child.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return "the engine closed its stdin or stdout"
-        if code >= 0:
-            return f"the engine exited with code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = "unnamed"
-        return f"the engine was ended by signal {-code} ({name})"
+        return f"the engine {how_it_ended(code)}"
 
 
 def _end(child: subprocess.Popen[bytes], stderr: _Stderr, *, graceful: bool) -> None:

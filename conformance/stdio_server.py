@@ -13,7 +13,7 @@ import numpy as np
 
 from kdtr.conformance.host_array import Numbers, host_copy, host_integer, host_integers
 from kdtr.conformance.observe import as_round, as_verified, host_cache
-from kdtr.conformance.raised import RAISED, origin, told
+from kdtr.conformance.raised import RAISED, origin, told, words
 from kdtr.conformance.stdio_protocol import (
     VERSION,
     class_of,
@@ -40,6 +40,7 @@ Fields = Mapping[str, Any]
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]  # fields of `ok`, tensors of the file
 
 _NOTHING: Answer = ({}, {})
+_LONGEST = 100_000  # characters of a refusal; who reads it cuts it for people
 
 
 def serve(make: Callable[[], Engine], requests: IO[bytes], replies: IO[bytes]) -> None:
@@ -152,7 +153,7 @@ def _told(error: BaseException, *, refusal: bool = False) -> dict[str, str]:
     if isinstance(error, KdtrError) and (
         refusal or not isinstance(error, EngineError) or not place
     ):
-        return {"class": class_of(error), "text": str(error)}
+        return {"class": class_of(error), "text": words(error, _LONGEST)}
     at = f" (at {place})" if place else ""
     return {"class": "EngineError", "text": f"the engine raised {told(error)}{at}"}
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from kdtr.conformance.engine_loader import load_engine
+from kdtr.conformance.noted_engine import noted
 from kdtr.conformance.stdio_server import serve
 
 SERVE_HELP = """\
@@ -37,7 +38,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 def serve_command(name: str, options: Mapping[str, Any]) -> int:
     """Serve until standard input ends; returns the exit code."""
     with _own_streams() as (requests, replies):
-        serve(lambda: load_engine(name, options), requests, replies)
+        serve(lambda: noted(load_engine(name, options)), requests, replies)
     return 0
 
 

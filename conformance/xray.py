@@ -10,8 +10,10 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from kdtr.conformance import running
 from kdtr.conformance.finding import Finding, Place, Verdict
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.noted_engine import noted
+from kdtr.conformance.raised import RAISED, line_of, told
 from kdtr.conformance.xray_drive import Answer, Remark, ask
 from kdtr.conformance.xray_fit import Precision
 from kdtr.conformance.xray_judge import Judgement, judge_attention
@@ -126,7 +128,7 @@ def run_xray(
 ) -> XrayResult:
     """Ask and judge. `dtype`: of the checkpoints, and the rounding that is granted; None: bfloat16
     checkpoints, and what the engine declares."""
-    info = engine.info
+    engine, info = noted(engine), engine.info
     lacking = sorted(NEEDED - set(info.verbs))
     if lacking:
         raise UnsupportedError(
@@ -139,6 +141,7 @@ def run_xray(
     result, told_once = XrayResult(), _ToldOnce()
     for model in xray_models() if models is None else models:
         progress(model.name)
+        running.at(f"{BUNDLE} / {model.name}")
         start = time.perf_counter()
         if model.undisturbed and told_once.findings:
             note = "not judged: it needs attention to be right"
@@ -165,7 +168,7 @@ def _run(
             array.flags.writeable = False
         loaded = engine.load((model.config, MappingProxyType(tensors)))
     except UnsupportedError as error:
-        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"{NOT_LOADED}{error}")
+        return ModelResult(model.name, Verdict.UNSUPPORTED, note=f"{NOT_LOADED}{line_of(error)}")
     except RAISED as error:
         text = f"load() raised {told(error)}"
         where = Place(BUNDLE, model.name, "load", "load")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kdtr.conformance import standard_streams
 from kdtr.conformance.engine_loader import load_engine
 from kdtr.conformance.finding import Verdict
 from kdtr.conformance.plain_text import engine_name, printable_lines
@@ -73,6 +74,7 @@ def xray_command(
     engine = load_engine(args.engine, options)
     start = time.perf_counter()
     result = run_xray(engine, dtype=args.dtype, models=models, progress=progress)
+    standard_streams.put_back()
     again = [command, "xray", "--engine", args.engine]
     again += [word for text in args.engine_option for word in ("--engine-option", text)]
     again += ["--dtype", args.dtype] if args.dtype else []

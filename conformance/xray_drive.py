@@ -10,7 +10,7 @@ import numpy as np
 
 from kdtr.conformance.host_array import Numbers, host_copy, host_integer
 from kdtr.conformance.observe import as_verified
-from kdtr.conformance.raised import RAISED, told
+from kdtr.conformance.raised import RAISED, told, words
 from kdtr.conformance.xray_sessions import Script, Step
 from kdtr.contract import Acceptance, EngineError, EngineInfo, Model
 
@@ -55,7 +55,7 @@ def ask(model: Model, info: EngineInfo, scripts: Iterable[Script], vocab_size: i
         try:
             run.all()
         except EngineError as error:
-            run.remark(run.stage or run.verb, str(error), run.rules)
+            run.remark(run.stage or run.verb, words(error), run.rules)
         except RAISED as error:
             run.remark(run.verb, f"{run.verb}() raised {told(error)}")
     return answers

@@ -31,7 +31,15 @@ from kdtr.contract.interface import (
 )
 from kdtr.contract.rulebook import rule, rules, rules_version
 from kdtr.contract.stages import STAGE, STAGES, TRACED, Source, Stage, stage_order
-from kdtr.contract.tree import NO_LIMIT, Acceptance, DraftTree, EmitLimit, Round, Verified
+from kdtr.contract.tree import (
+    NO_LIMIT,
+    Acceptance,
+    DraftTree,
+    EmitLimit,
+    Round,
+    Verified,
+    check_bits,
+)
 from kdtr.contract.weights import check_tensors, has_stacked_experts, tensor_shapes
 
 __all__ = [
@@ -74,6 +82,7 @@ __all__ = [
     "UnsupportedError",
     "Verified",
     "Yarn",
+    "check_bits",
     "check_tensors",
     "has_stacked_experts",
     "rule",

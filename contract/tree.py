@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING
 
-from kdtr.contract.errors import InputError, TreeError
+from kdtr.contract.errors import InputError, KdtrError, TreeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +16,23 @@ if TYPE_CHECKING:
 _TEXT_OR_MAP = (str, bytes, bytearray, memoryview, Mapping)
 _UNORDERED = (*_TEXT_OR_MAP, Set)
 _SHOWN = 200  # characters of a refused value: a million numbers are no message
+
+
+_MOST_BITS = 1024  # no id or length has more
+
+
+def check_bits(what: str, value: int, error: type[KdtrError] = InputError) -> int:
+    """The value, unless it is too long to be told: Python prints 4300 digits at most.
+
+    >>> check_bits("root", 10**5000)
+    Traceback (most recent call last):
+    kdtr.contract.errors.InputError: root = an integer of 16610 bits; expected at most 1024 bits
+    """
+    if value.bit_length() > _MOST_BITS:
+        raise error(
+            f"{what} = an integer of {value.bit_length()} bits; expected at most {_MOST_BITS} bits"
+        )
+    return value
 
 
 def _integers(
@@ -34,7 +51,7 @@ def _integers(
         raise error(f"{what} = {_shown(values)}; expected a sequence of integers")
     try:
         if not any(isinstance(value, bool) for value in items):
-            return tuple(index(value) for value in items)
+            return tuple(check_bits(what, index(value), error) for value in items)
     except TypeError:
         pass
     raise error(f"{what} = {_shown(values)}; expected integers")

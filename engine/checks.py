@@ -20,6 +20,7 @@ from kdtr.contract import (
     KdtrError,
     Trace,
     TreeError,
+    check_bits,
 )
 
 _TEXT = (str, bytes, bytearray, memoryview)  # sequences, but of characters
@@ -36,9 +37,11 @@ def integer(what: str, value: object, error: type[KdtrError] = InputError) -> in
     """The value as a Python int; a bool is a mistake, not a number."""
     if not isinstance(value, bool | np.bool_):
         try:
-            return index(value)  # type: ignore[arg-type]  # the TypeError is the check
+            found = index(value)  # type: ignore[arg-type]  # the TypeError is the check
         except TypeError:
             pass
+        else:
+            return check_bits(what, found, error)
     raise error(f"{what} = {value!r}; expected an integer")
 
 

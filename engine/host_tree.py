@@ -40,15 +40,16 @@ def accept_walk(
     bonus. So the emitted token that ends the round is found before the next node is entered, and
     it is the bonus of the path so far (ACC-4).
     """
+    # One node each: siblings differ (TREE-2).
+    child = {key: i for i, key in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True))}
     path = np.full(len(tokens), _NOTHING, np.int64)
     path[0] = node = 0
     accept_len = 1
     while accept_len < max_emitted and targets[node] not in stop_tokens:
-        hits = np.flatnonzero((parents == node) & (tokens == targets[node]))
-        if not len(hits):
+        found = child.get((node, int(targets[node])))
+        if found is None:
             break
-        node = int(hits[0])  # the only one: siblings differ (TREE-2)
-        path[accept_len] = node
+        path[accept_len] = node = found
         accept_len += 1
     return Walk(path, np.array([accept_len]), np.array([targets[node]]))
 

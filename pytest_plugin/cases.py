@@ -23,6 +23,7 @@ from kdtr.conformance.expectations_file import read_expectations
 from kdtr.conformance.file_script import first_small
 from kdtr.conformance.finding import CaseResult, Verdict
 from kdtr.conformance.judge_bundle import Question, questions
+from kdtr.conformance.raised import REFUSAL, told
 from kdtr.conformance.xray import xray_models
 from kdtr.conformance.xray_gate import XRAY
 from kdtr.contract import KdtrError
@@ -45,7 +46,7 @@ class Cases:
                 "--kdtr-engine-option", config.getoption("--kdtr-engine-option")
             )
         except KdtrError as error:
-            raise pytest.UsageError(f"{type(error).__name__}: {error}") from error
+            raise pytest.UsageError(told(error, REFUSAL)) from error
         self.bench = Bench(engine, options, expectations)
         self._selected = _take_ids(config, self.paths)
         self._summary = RunSummary(config, expectations, self.paths)
@@ -135,7 +136,7 @@ class BundleNode(pytest.Collector):
         try:
             self._bundle = GoldenBundle.open(self.path)
         except (KdtrError, OSError) as error:
-            raise self.CollectError(f"{type(error).__name__}: {error}") from error
+            raise self.CollectError(told(error, REFUSAL)) from error
         self.config.add_cleanup(self._bundle.close)
         in_files = self.path == self.cases.in_files
         self.questions = questions(self._bundle.cases, in_files=in_files)
@@ -215,7 +216,7 @@ def _refused(bench: Bench) -> str:
     try:
         bench.engine()
     except KdtrError as error:
-        return f"{type(error).__name__}: {error}"
+        return told(error, REFUSAL)
     return ""
 
 

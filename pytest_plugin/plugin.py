@@ -8,6 +8,10 @@ environment loads this file.
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Generator
+
 import pytest
 
 
@@ -40,6 +44,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="what the engine is known to do wrong, and what must pass",
     )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None]:
+    """Before anything of the user's is loaded, and before pytest captures what is printed."""
+    if _judges_here(early_config):
+        from kdtr.conformance import running
+        from kdtr.conformance.outlive import outlived
+
+        code = outlived()
+        if code is not None:
+            raise SystemExit(code)
+        running.settle(pytest.ExitCode.USAGE_ERROR)  # all that can end pytest until it begins
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int, int]:
+    """The parent of `pytest_load_initial_conftests` learns how pytest ends, and that it does."""
+    if not _judges_here(config):
+        return (yield)
+    from kdtr.conformance import running
+
+    running.settle(None)
+    try:
+        code = yield
+    except pytest.UsageError:
+        code = int(pytest.ExitCode.USAGE_ERROR)
+        raise
+    finally:
+        running.settle(code)
+    return code
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    if "kdtr.conformance.running" in sys.modules:
+        sys.modules["kdtr.conformance.running"].at(nodeid)
+
+
+def _judges_here(config: pytest.Config) -> bool:
+    """Whether this process runs the engine, and was started as pytest: not in another program,
+    whose parent would be a surprise, and not with workers, for which pytest-xdist tells it."""
+    options = config.known_args_namespace
+    is_pytest = [*map(str, config.invocation_params.args)] == sys.argv[1:]
+    workers = getattr(options, "numprocesses", None) or getattr(options, "dist", "no") != "no"
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    return bool(options.kdtr_engine) and is_pytest and not workers and not is_worker
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,6 +129,7 @@ def _check_engine(config: pytest.Config) -> None:
         return
     from kdtr.conformance.engine_loader import check_engine_name, importable_here
     from kdtr.conformance.engine_options import engine_options
+    from kdtr.conformance.raised import REFUSAL, told
     from kdtr.contract import KdtrError
 
     try:
@@ -85,4 +137,4 @@ def _check_engine(config: pytest.Config) -> None:
             given = config.getoption("--kdtr-engine-option")
             check_engine_name(name, engine_options("--kdtr-engine-option", given))
     except KdtrError as error:
-        raise pytest.UsageError(f"{type(error).__name__}: {error}") from error
+        raise pytest.UsageError(told(error, REFUSAL)) from error

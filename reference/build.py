@@ -8,7 +8,7 @@ from operator import index
 
 import numpy as np
 
-from kdtr.contract import DraftTree, InputError
+from kdtr.contract import DraftTree, InputError, check_bits
 from kdtr.reference.arithmetic import exp_fixed, log_fixed, sum_fixed
 
 Ranked = tuple[Sequence[int], Sequence[float]]  # token ids and log-probabilities, best first
@@ -30,6 +30,7 @@ def checked_budget(budget: int) -> int:
         value = -1 if isinstance(budget, bool | np.bool_) else index(budget)
     except TypeError:
         value = -1
+    check_bits("budget", value)
     if value < 0:
         raise InputError(f"budget = {budget!r}; expected an integer of at least 0")
     return value

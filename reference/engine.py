@@ -22,6 +22,7 @@ from kdtr.contract import (
     ModelSource,
     NumericProfile,
     SessionError,
+    check_bits,
 )
 from kdtr.kdtr_format import open_model
 from kdtr.reference.arithmetic import FAST, FIXED, Arithmetic
@@ -72,6 +73,7 @@ class ReferenceModel:
             slots = 0 if isinstance(max_len, bool | np.bool_) else index(max_len)
         except TypeError:
             slots = 0
+        check_bits("max_len", slots)
         if not 1 <= slots <= limit:
             raise InputError(
                 f"max_len = {max_len!r}; expected 1..max_position_embeddings = {limit}"

@@ -23,6 +23,7 @@ from kdtr.contract import (
     Trace,
     TreeError,
     Verified,
+    check_bits,
 )
 from kdtr.reference.accept import accept, commit_moves, emitted
 from kdtr.reference.arithmetic import Arithmetic
@@ -267,6 +268,7 @@ class ReferenceSession:
             value = None
         if value is None:
             raise InputError(f"{what} = {token!r}; expected a token id")
+        check_bits(what, value)
         if not 0 <= value < self._config.vocab_size:
             raise InputError(
                 f"{what} = {value}; expected a token id 0..{self._config.vocab_size - 1}"

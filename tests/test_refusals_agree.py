@@ -81,6 +81,14 @@ CALLS: dict[str, tuple[type[KdtrError], Call]] = {
     "set_root negative": (InputError, lambda s: s.set_root(-1)),
     "set_root vocab_size": (InputError, lambda s: s.set_root(48)),
     "set_root 2**70": (InputError, lambda s: s.set_root(2**70)),
+    "set_root 5000 digits": (InputError, lambda s: s.set_root(10**5000)),
+    "prefill 5000 digits": (InputError, lambda s: s.prefill([1, -(10**5000)])),
+    "build 5000 digits": (InputError, lambda s: s.build(DRAFT, 10**5000)),
+    "accept target 5000 digits": (InputError, lambda s: s.accept(TREE, [1, 2, 10**5000])),
+    "forward 5000 digits": (
+        InputError,
+        lambda s: s.forward_tokens([10**5000], np.array([L]), np.ones((1, L + 1), bool)),
+    ),
     "prefill empty": (InputError, lambda s: s.prefill([])),
     "prefill empty array": (InputError, lambda s: s.prefill(np.zeros(0, int))),
     "prefill int": (InputError, lambda s: s.prefill(3)),
@@ -260,6 +268,7 @@ def test_sequences_and_arrays_of_integers_are_tokens(
     ("max_len", "error"),
     [
         *[(value, InputError) for value in (True, np.True_, 8.0, "8", None, 0, -1, 10**30)],
+        pytest.param(10**5000, InputError, id="5000 digits"),
         (np.array([8]), InputError),
         (10**9 * 10**4, CacheError),
         (10**18, CacheError),

@@ -40,6 +40,7 @@ def _head(title: str) -> Element:
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="generator", content="kdtr"),  # known again by earlier_report.py
         element("title", title),
         raw("style", _style()),
     )

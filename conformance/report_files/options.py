@@ -7,13 +7,14 @@ refuses what could not be written; at its end, `Reports.write` writes all of the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdtr.conformance.gate import GateResult
 from kdtr.conformance.report_files.annotations import github_annotations
 from kdtr.conformance.report_files.comparison_table import check_pyarrow, comparison_table
+from kdtr.conformance.report_files.earlier_report import check_earlier
 from kdtr.conformance.report_files.html_page import html_page
 from kdtr.conformance.report_files.json_lines import json_lines
 from kdtr.conformance.report_files.junit import junit_xml
@@ -71,18 +72,27 @@ class Reports:
 
 
 def begin_reports(
-    args: argparse.Namespace, words: Sequence[str], engine: str, inputs: Sequence[str] = ()
+    args: argparse.Namespace,
+    words: Sequence[str],
+    engine: str,
+    inputs: Sequence[str] = (),
+    others: Mapping[str, Path] | None = None,
 ) -> Reports:
-    """Raises before anything is judged: CaseError for a file that could not be written,
-    UnsupportedError for a table without pyarrow.
+    """Raises before anything is judged: CaseError for a file that could not be written, or that
+    holds something else, UnsupportedError for a table without pyarrow.
 
     words   of the command line, the command first
     engine  as it was asked for
     inputs  files that are judged by, or are judged: their sums are told
+    others  what the command writes besides, by option
     """
     asked = {kind: getattr(args, kind) for kind in _KINDS}
     files = {kind: Path(path) for kind, path in asked.items() if path is not None}
-    check_targets({f"--{kind}": path for kind, path in files.items()}, inputs)
+    targets = {f"--{kind}": path for kind, path in files.items()}
+    check_targets({**targets, **(others or {})}, inputs)
+    check_earlier(files)
     if "parquet" in files:
         check_pyarrow()
+    # An engine may change the directory.
+    files = {kind: path.absolute() for kind, path in files.items()}
     return Reports(files, args.annotations, header(engine, words, inputs if files else ()))

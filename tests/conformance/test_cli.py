@@ -15,7 +15,7 @@ from typing import Any
 
 import hostile_engines
 import pytest
-from hostile_engines import Hostile, raising
+from hostile_engines import Hostile, pressing_ctrl_c
 
 from kdtr.conformance import GoldenBundle
 from kdtr.conformance.cli import main
@@ -101,6 +101,34 @@ def test_gate_misused(kdtr: Kdtr, words: list[str], text: str) -> None:
 
     assert (2, "") == (run.code, run.out)
     assert f"kdtr gate: error: {text}" in run.err
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["--until", "round0", "--until", "chunk0"], "--until is given twice: round0, chunk0"),
+        (["--engine", "host", "--engine=host"], "--engine is given 3 times: none, host, host"),
+        (
+            ["--engine-option", "page_size=2", "--engine-option", "page_size=3"],
+            "--engine-option page_size is given twice: 2, 3",
+        ),
+    ],
+)
+def test_an_option_that_is_given_twice_is_told(
+    kdtr: Kdtr, small: Path, words: list[str], note: str
+) -> None:
+    first = "host" if "host" not in words else "none"
+
+    run = kdtr("gate", small, "--case", "ar", "--case", "y", "--engine", first, *words)
+
+    assert (0, f"kdtr: note: {note}; the last one holds\n") == (run.code, run.err)
+
+
+def test_verbs_of_other_rooms_tell_it_too(kdtr: Kdtr) -> None:
+    run = kdtr("campaign", "--engine", "host", "--cases", "1", "--cases", "2")
+
+    assert run.err.startswith("kdtr: note: --cases is given twice: 1, 2; the last one holds\n")
+    assert "--out is missing" in run.err
 
 
 def test_a_gate_without_bundles_says_what_else_there_is(kdtr: Kdtr) -> None:
@@ -217,12 +245,12 @@ def test_ctrl_c_while_recording(
 
 
 def test_ctrl_c_while_judging(kdtr: Kdtr, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Hostile({"verify": raising(KeyboardInterrupt())})
-    monkeypatch.setattr(hostile_engines, "NEXT", [engine])
+    monkeypatch.setattr(hostile_engines, "NEXT", [Hostile({"verify": pressing_ctrl_c()})])
 
     run = kdtr("gate", small, "--engine", "hostile_engines:make_engine")
 
-    assert (130, "", "kdtr: interrupted\n") == (run.code, run.out, run.err)
+    where = "bundle.kdtr: ar / stepwise / round0: verify(), 0 s after it was called"
+    assert (130, "", f"kdtr: interrupted at {where}\n") == (run.code, run.out, run.err)
 
 
 # golden

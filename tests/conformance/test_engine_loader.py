@@ -14,6 +14,7 @@ import pytest
 
 from kdtr.conformance import load_engine
 from kdtr.conformance.engine_loader import check_engine_name
+from kdtr.conformance.user_interrupts import user_interrupts
 from kdtr.contract import VERBS, EngineError, EngineInfo, NumericProfile
 
 INFO = EngineInfo("n", "v", "cpu", NumericProfile(), frozenset({"verify"}), frozenset({"mask"}))
@@ -120,6 +121,15 @@ def test_an_interrupt_on_import_is_the_user_s(module: Callable[..., str]) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         load_engine(f"{name}:make")
+
+
+def test_an_interrupt_that_nobody_pressed_is_the_module_s(module: Callable[..., str]) -> None:
+    name = module("raise KeyboardInterrupt('x')")
+
+    with user_interrupts():
+        said = refusal(f"{name}:make")
+
+    assert f"engine {name}:make: importing {name} raised KeyboardInterrupt: x" == said
 
 
 def test_a_module_without_the_factory(module: Callable[..., str]) -> None:

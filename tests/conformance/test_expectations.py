@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from pathlib import Path
@@ -532,6 +534,40 @@ def one_x_ray_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for all: it shows positions, and which rows are read."""
     one = [model for model in xray_gate.xray_models() if model.name == "attention"]
     monkeypatch.setattr(xray_gate, "xray_models", lambda: one)
+
+
+def test_a_draft_on_a_full_disk_leaves_no_file(
+    kdtr: Callable[..., SimpleNamespace],
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    file = tmp_path / "e.toml"
+
+    run = kdtr("gate", small, "--engine", "host", "--case", "ar", "--draft-expectations", file)
+
+    said = f"--draft-expectations {file}: No space left on device; expected a place to write to"
+    assert (2, f"kdtr: CaseError: {said}\n") == (run.code, run.err)
+    assert [] == [*tmp_path.iterdir()]
+
+
+def test_a_draft_that_is_a_report_too_or_has_no_folder_is_refused_before_the_run(
+    kdtr: Callable[..., SimpleNamespace], small: Path, tmp_path: Path
+) -> None:
+    words = ("gate", small, "--engine", "no_such_module:make", "--draft-expectations")
+    file, lost = tmp_path / "e", tmp_path / "no" / "e"
+
+    both = kdtr(*words, file, "--html", file)
+    nowhere = kdtr(*words, lost)
+
+    said = f"--draft-expectations {file} is the file of --html too; expected one file for each"
+    assert (2, f"kdtr: CaseError: {said}\n") == (both.code, both.err)
+    said = f"--draft-expectations {lost}: no directory {lost.parent}; make it first"
+    assert (2, f"kdtr: CaseError: {said}\n") == (nowhere.code, nowhere.err)
 
 
 @pytest.mark.usefixtures("one_x_ray_model")

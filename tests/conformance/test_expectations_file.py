@@ -152,6 +152,11 @@ AT = "e.toml, entry 1 ('a') at line 2: "
             f"[mustpass]\ncorpus = '{'0' * 64}'\ncases = ['a/b/c']",
             "e.toml, [mustpass]: 'a/b/c': 'c' fits none; expected one of stepwise",
         ),
+        (
+            f"max_near_ties = {'9' * 5000}\n",
+            "e.toml: no TOML: Exceeds the limit (4300 digits) for ",
+        ),
+        (f"a = {'[' * 10**5}\n", "e.toml: nested too deep; expected a TOML table"),
         ("[[expect]\n", "e.toml: no TOML: Expected ']]' at the end of an array declaration (at "),
     ],
 )

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +16,19 @@ import hostile_engines
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_engines import Hostile, changing, raising, returning
+from hostile_engines import Hostile, changing, pressing_ctrl_c, raising, returning
 
 from kdtr.conformance import GateResult, Verdict
 from kdtr.conformance.host_array import Numbers
 from kdtr.contract import (
     Acceptance,
     BundleError,
+    CacheError,
     DraftTree,
     EngineError,
     LogicalCache,
     Round,
+    UnsupportedError,
     Verified,
 )
 
@@ -138,11 +141,61 @@ def test_sys_exit_in_an_engine_does_not_end_the_judge(gate: Gate, verb: str, cod
 
 
 @pytest.mark.parametrize("verb", ["load", "open", "verify", "close", "model_close"])
-def test_ctrl_c_ends_the_run(gate: Gate, verb: str) -> None:
-    run = gate(Hostile({verb: raising(KeyboardInterrupt())}), "y")
+def test_ctrl_c_ends_the_run_and_says_where_it_was(gate: Gate, verb: str) -> None:
+    run = gate(Hostile({verb: pressing_ctrl_c()}), "y")
 
-    assert (130, "kdtr: interrupted\n") == (run.code, run.err)
-    assert "" == run.out
+    assert (130, "") == (run.code, run.out)
+    call = verb.removeprefix("model_")
+    assert re.fullmatch(
+        rf"kdtr: interrupted at bundle.kdtr.*: {call}\(\), 0 s after it was called\n", run.err
+    ), run.err
+
+
+class Cancelled(BaseException):
+    """As asyncio and trio have it: no Exception."""
+
+
+@pytest.mark.parametrize("verb", ["load", "open", "verify", "root", "close", "model_close"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, Cancelled, BaseException])
+def test_what_is_no_exception_is_told_like_one(
+    gate: Gate, verb: str, kind: type[BaseException]
+) -> None:
+    """A KeyboardInterrupt too, that no user has asked for."""
+    run = gate(Hostile({verb: raising(kind("at once"))}), "y")
+
+    assert stopped(run, f"raised {kind.__name__}: at once")
+    assert "" == run.err
+
+
+def test_its_place_is_told_too(gate: Gate) -> None:
+    run = gate(Hostile({"verify": raising(GeneratorExit("x"))}), "y", mode="stepwise")
+
+    assert stopped(run, "the engine raised GeneratorExit: x (at hostile_engines.py:")
+
+
+class Exiting:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise GeneratorExit
+
+
+def test_an_array_whose_copy_is_given_up(gate: Gate) -> None:
+    verified = Verified(Exiting(), ())  # type: ignore[arg-type]
+
+    run = gate(Hostile({"verify": returning(verified)}), "y", mode="stepwise")
+
+    assert stopped(run, "verify() logits is a Exiting, which is no array: GeneratorExit")
+
+
+class Leaving(frozenset[str]):
+    def __sub__(self, other: object) -> Any:
+        raise SystemExit(0)
+
+
+def test_sys_exit_where_nothing_else_catches_it_is_no_verdict(gate: Gate) -> None:
+    run = gate(Hostile(info=lambda honest: replace(honest, verbs=Leaving(honest.verbs))), "y")
+
+    assert (2, "") == (run.code, run.out)
+    assert "kdtr: no verdict: the engine raised SystemExit: 0\n" == run.err
 
 
 def test_a_very_long_text_is_cut(gate: Gate) -> None:
@@ -150,6 +203,70 @@ def test_a_very_long_text_is_cut(gate: Gate) -> None:
 
     assert stopped(run, "x" * 2000 + "... (1000000 characters)")
     assert len(run.out) < 6000
+
+
+LOUD = "red\x1b[31m\x9b\u202e\nand " + "x" * 10**6
+QUIET = "red\\x1b[31m\\x9b\\u202e{}and " + "x" * (2000 - 15) + "... (1000015 characters)"
+
+
+def test_the_reason_of_a_model_that_is_not_loaded_is_one_line(gate: Gate) -> None:
+    run = gate(Hostile({"load": raising(UnsupportedError(LOUD))}), "y")
+
+    assert ": not loaded: " + QUIET.format("\\n") in run.out.replace("\n", "")
+    assert len(run.out) < 6000
+
+
+@pytest.mark.parametrize("error", [ValueError, EngineError, CacheError])
+@pytest.mark.parametrize("verb", ["load", "open", "verify"])
+def test_nothing_that_an_engine_says_reaches_the_terminal_raw(
+    gate: Gate, verb: str, error: type[Exception]
+) -> None:
+    run = gate(Hostile({verb: raising(error(LOUD))}), "y", mode="stepwise")
+
+    assert stopped(run, f"raised {error.__name__}: " + QUIET.format("\n"))
+    assert len(run.out) < 8000
+
+
+def test_nor_does_what_its_factory_says(
+    kdtr: Callable[..., SimpleNamespace], small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hostile_engines, "NEXT", [])
+    monkeypatch.setattr(hostile_engines, "make_engine", partial(raising(EngineError(LOUD)), None))
+
+    run = kdtr("gate", small, "--engine", "hostile_engines:make_engine")
+
+    long = QUIET.format("\n").replace("x" * 1985, "x" * 9985)
+    assert (2, f"kdtr: EngineError: {long}\n") == (run.code, run.err)
+
+
+def test_nor_the_name_of_what_it_raises(gate: Gate) -> None:
+    kind = type("E\x1b" + "x" * 10**6, (Exception,), {})
+
+    run = gate(Hostile({"verify": raising(kind("y"))}), "y", mode="stepwise")
+
+    assert stopped(run, "raised E\\x1b" + "x" * 55 + "... (1000005 characters): y (at hostile")
+
+
+@pytest.mark.parametrize("error", [UnsupportedError, EngineError, ValueError])
+@pytest.mark.parametrize("verb", ["load", "verify"])
+def test_nor_what_an_x_ray_and_the_engine_against_itself_hear(
+    kdtr: Callable[..., SimpleNamespace],
+    small: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    verb: str,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setattr(hostile_engines, "NEXT", [Hostile({verb: raising(error(LOUD))})])
+    name = ("--engine", "hostile_engines:make_engine")
+
+    xray = kdtr("xray", *name, "--model", "visible")
+    itself = kdtr("gate", "--self", "--model", small, "--vocab-size", 37, "--max-len", 60, *name)
+
+    for run in (xray, itself):
+        shown = run.out + run.err
+        assert "red\\x1b[31m\\x9b\\u202e" in shown
+        assert not {"\x1b", "\x9b", "\u202e"} & {*shown}
+        assert len(shown) < 20_000
 
 
 class Unreadable(Exception):

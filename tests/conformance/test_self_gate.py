@@ -276,7 +276,18 @@ def test_a_line_that_reproduces(source: str, capsys: pytest.CaptureFixture[str])
     [
         (["gate", "--engine", "host"], "no bundle to judge by"),
         (["gate", "--engine", "host", "--self"], "--self needs --model SOURCE"),
-        (["gate", "--engine", "host", "--model", "x", "b.kdtr"], "belong to --self"),
+        (
+            ["gate", "--engine", "host", "--model", "x", "--vocab-size", "9", "b.kdtr"],
+            "CaseError: --model and --vocab-size belong to --self; give it too",
+        ),
+        (
+            ["gate", "--engine", "host", "--max-len", "0", "b.kdtr"],
+            "CaseError: --max-len belongs to --self; give it too",
+        ),
+        (
+            ["gate", "--engine", "host", "--seed", "0", "b.kdtr"],
+            "CaseError: --seed belongs to --self; give it too",
+        ),
         (["gate", "--engine", "host", "--self", "--model", "x", "b.kdtr"], "leave out b.kdtr"),
         (["gate", "--engine", "host", "--self", "--model", "x", "--case", "y"], "expected one of"),
         (["gate", "--engine", "host", "--self", "--model", "x", "--until", "y"], "leave them out"),

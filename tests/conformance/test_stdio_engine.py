@@ -583,6 +583,7 @@ def test_inputs_that_no_request_can_say(start: Start) -> None:
         (InputError, "tokens[1] = True; expected an integer", lambda: opened.prefill([1, True])),
         (InputError, "tokens[0] = 1.0; expected an integer", lambda: opened.prefill([1.0])),
         (InputError, "of 64 bits", lambda: opened.prefill([2**63])),
+        (InputError, "tokens[0] = an integer of 16610 bits", lambda: opened.prefill([10**5000])),
         (InputError, "trace is int; expected", lambda: opened.prefill([1], trace=3)),
         (TreeError, "tree is str; expected a DraftTree", lambda: opened.verify("tree")),
         (TreeError, "tokens[0] = 9223372036854775808", lambda: opened.verify(_deep())),

@@ -267,3 +267,21 @@ def test_a_message_does_not_hold_a_million_numbers():
         DraftTree(tokens=[1.5] * 10**6, parents=[-1])
 
     assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["large", "small"])
+def test_an_integer_that_cannot_be_printed_is_refused(value):
+    """Python prints 4300 digits at most: an error with it would be another error."""
+    long = "an integer of 16610 bits; expected at most 1024 bits"
+
+    for what, error, make in (
+        ("tokens", TreeError, lambda: DraftTree((1, value), (-1, 0))),
+        ("parents", TreeError, lambda: DraftTree((1, 2), (-1, value))),
+        ("path", InputError, lambda: Acceptance((0, value), 1)),
+        ("bonus", InputError, lambda: Acceptance((0,), value)),
+        ("stop_tokens", InputError, lambda: EmitLimit(frozenset({value}))),
+        ("max_emitted", InputError, lambda: EmitLimit(max_emitted=value)),
+    ):
+        with pytest.raises(error) as caught:
+            make()
+        assert f"{what} = {long}" == str(caught.value)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,11 @@ def raising(error: BaseException) -> Answer:
         raise error
 
     return answer
+
+
+def pressing_ctrl_c() -> Answer:
+    """As the user does it while the engine runs."""
+    return lambda original, *args, **kwargs: signal.raise_signal(signal.SIGINT)
 
 
 def returning(value: Any) -> Answer:

@@ -124,12 +124,43 @@ def test_a_table_without_pyarrow_is_refused_before_the_run(
 def test_a_refused_run_writes_nothing_and_keeps_what_is_there(
     kdtr: Kdtr, small: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "r.html").write_text("earlier")
+    earlier = '<meta name="generator" content="kdtr">'
+    (tmp_path / "r.html").write_text(earlier)
 
     run = kdtr("gate", small, "--engine", "host", "--case", "none", *options(tmp_path, **KINDS))
 
     assert 2 == run.code
-    assert {"r.html": "earlier"} == {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {"r.html": earlier} == {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_what_is_no_report_is_not_written_over(
+    kdtr: Kdtr, small: Path, tmp_path: Path, kind: str
+) -> None:
+    """An engine's own source, say; nor is a report of another kind."""
+    source = tmp_path / "my_engine.py"
+    source.write_text("def make_engine():\n")
+
+    run = kdtr("gate", small, "--engine", "my_engine:make_engine", f"--{kind}", source)
+
+    said = f"--{kind} {source} is there already and is no report of `kdtr --{kind}`; expected a new"
+    refused = f"kdtr: CaseError: {said} file, or an earlier report to write over\n"
+    assert (2, "", refused) == (run.code, run.out, run.err)
+    assert "def make_engine():\n" == source.read_text()
+
+
+def test_earlier_reports_and_empty_files_are_written_over(
+    kdtr: Kdtr, small: Path, tmp_path: Path
+) -> None:
+    words = ("gate", small, "--engine", "host", "--case", "ar", *options(tmp_path, **KINDS))
+    for name in KINDS.values():
+        (tmp_path / name).touch()
+
+    first, second = kdtr(*words), kdtr(*words)
+    swapped = kdtr("gate", small, "--engine", "host", "--html", tmp_path / KINDS["junit"])
+
+    assert (0, 0, 2) == (first.code, second.code, swapped.code), first.err + second.err
+    assert all((tmp_path / name).stat().st_size for name in KINDS.values())
 
 
 def test_any_command_can_have_them(tmp_path: Path) -> None:
