@@ -89,7 +89,9 @@ def _judges_here(config: pytest.Config) -> bool:
     options = config.known_args_namespace
     is_pytest = [*map(str, config.invocation_params.args)] == sys.argv[1:]
     workers = getattr(options, "numprocesses", None) or getattr(options, "dist", "no") != "no"
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    # The variable is also set in what a worker starts; the worker itself is fed through stdin.
+    is_fed = any("stdin.readline" in word for word in sys.orig_argv)
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ and is_fed
     return bool(options.kdtr_engine) and is_pytest and not workers and not is_worker
 
 
