@@ -40,8 +40,10 @@ def accept_walk(
     bonus. So the emitted token that ends the round is found before the next node is entered, and
     it is the bonus of the path so far (ACC-4).
     """
-    # One node each: siblings differ (TREE-2).
-    child = {key: i for i, key in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True))}
+    # One node each, as siblings differ (TREE-2); of equals, in a tree that no verb takes, the first.
+    child: dict[tuple[int, int], int] = {}
+    for i, key in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True)):
+        child.setdefault(key, i)
     path = np.full(len(tokens), _NOTHING, np.int64)
     path[0] = node = 0
     accept_len = 1
