@@ -40,7 +40,7 @@ def accept_walk(
     bonus. So the emitted token that ends the round is found before the next node is entered, and
     it is the bonus of the path so far (ACC-4).
     """
-    # One node each, as siblings differ (TREE-2); of equals, in a tree that no verb takes, the first.
+    # One node each: siblings differ (TREE-2). Of equals, in a tree that no verb takes, the first.
     child: dict[tuple[int, int], int] = {}
     for i, key in enumerate(zip(parents.tolist(), tokens.tolist(), strict=True)):
         child.setdefault(key, i)
