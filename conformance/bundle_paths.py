@@ -21,6 +21,8 @@ def bundle_paths(words: Iterable[str]) -> list[str]:
     """
     paths: list[str] = []
     for word in words:
+        if not word:
+            raise BundleError("an empty name for a golden bundle; expected a file, or a folder")
         folder = Path(word)
         if word == BUILT_IN and not folder.exists():
             folder = Path(str(files("kdtr.conformance").joinpath("corpus")))

@@ -265,6 +265,8 @@ def write_index(bundles: Sequence[str | os.PathLike[str]], out: Path) -> int:
 def _check_out(bundles: Sequence[str | os.PathLike[str]], out: Path) -> None:
     if out.is_dir():
         raise CaseError(f"--out {out} is a directory; expected the file to write")
+    if out.exists() and not out.is_file():  # a device, a pipe: a file would take its place
+        raise CaseError(f"--out {out} is no regular file; expected the file to write")
     for path in bundles:
         if out.exists() and Path(path).exists() and out.samefile(path):
             raise CaseError(f"--out {out} is a bundle to read; expected another file")

@@ -66,7 +66,8 @@ def host_integers(what: str, values: Any) -> np.ndarray:
     if not ordered or isinstance(values, str | bytes | bytearray | Mapping | np.ma.MaskedArray):
         raise EngineError(f"{what} are {kind_of(values)}; expected a sequence of integers")
     try:
-        return np.array([_index(value) for value in values], dtype=np.int64)
+        # By number: what has no IndexError in it would never end.
+        return np.array([_index(values[i]) for i in range(len(values))], dtype=np.int64)
     except TypeError:
         raise EngineError(f"{what} are {_shown(values)}; expected integers") from None
     except OverflowError:

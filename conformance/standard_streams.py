@@ -1,6 +1,7 @@
 """Standard output and error as they were when the command began: the verdict goes there.
 
-An engine that runs in this process may close them, or put others in their places.
+An engine that runs in this process may close them, detach them, put others in their places, or
+other files behind their descriptors.
 """
 
 from __future__ import annotations
@@ -9,10 +10,21 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 _NAMES = ("stdout", "stderr")
-_kept: dict[str, tuple[Any, int | None]] = {}  # the stream, and a descriptor of the same file
+
+
+class _Kept(NamedTuple):
+    """The stream; its descriptor, and another of the same file: None where it is no file."""
+
+    stream: Any
+    number: int | None
+    copy: int | None
+
+
+_kept: dict[str, _Kept] = {}
+_replaced: list[Any] = []  # a wrapper that nobody holds closes what it wraps
 
 
 @contextmanager
@@ -22,47 +34,77 @@ def kept() -> Iterator[None]:
         yield
         return
     for name in _NAMES:
-        stream = getattr(sys, name)
-        _kept[name] = (stream, _copy(stream))
+        _kept[name] = _copied(getattr(sys, name))
     try:
         yield
     finally:
-        for _, copy in _kept.values():
-            if copy is not None:
-                os.close(copy)
+        for one in _kept.values():
+            if one.copy is not None:
+                with suppress(OSError):  # an engine may have closed it
+                    os.close(one.copy)
         _kept.clear()
 
 
 def reopen() -> list[str]:
     """Streams that are closed are opened again; returns the names of these."""
-    closed = [name for name in _kept if getattr(getattr(sys, name), "closed", False)]
+    closed = [name for name in _kept if _is_closed(getattr(sys, name, None))]
     for name in closed:
         _open(name)
     return [f"sys.{name}" for name in closed]
 
 
 def put_back() -> None:
-    """The streams of the beginning, whatever is in their places now."""
-    for name, (stream, _) in _kept.items():
-        if stream is not None and stream.closed:
+    """The streams of the beginning, to the files of the beginning, whatever is in their places."""
+    for name, one in _kept.items():
+        now = getattr(sys, name, None)
+        if now is not one.stream:
+            _replaced.append(now)
+        if one.number is not None and one.copy is not None and not _same(one.number, one.copy):
+            with suppress(OSError):
+                os.dup2(one.copy, one.number)
+        if _is_closed(one.stream):
             _open(name)
         else:
-            setattr(sys, name, stream)
+            setattr(sys, name, one.stream)
 
 
 def _open(name: str) -> None:
-    stream, copy = _kept[name]
-    if not stream.closed:
+    stream, number, copy = _kept[name]
+    if not _is_closed(stream):
         setattr(sys, name, stream)
     elif copy is not None:
         again = open(  # noqa: SIM115  as long as the process
-            os.dup(copy), "w", encoding=stream.encoding, errors="backslashreplace"
+            os.dup(copy), "w", encoding=_encoding(stream), errors="backslashreplace"
         )
-        _kept[name] = (again, copy)
+        _kept[name] = _Kept(again, number, copy)
         setattr(sys, name, again)
 
 
-def _copy(stream: Any) -> int | None:
+def _is_closed(stream: Any) -> bool:
+    """Or detached from its file, so that it cannot be written to any more."""
+    try:
+        return bool(getattr(stream, "closed", False))
+    except ValueError:
+        return True
+
+
+def _encoding(stream: Any) -> str:
+    try:
+        return stream.encoding or "utf-8"
+    except (AttributeError, ValueError):  # the latter: detached
+        return "utf-8"
+
+
+def _same(number: int, copy: int) -> bool:
+    """Whether two descriptors are of one file. A closed one is of none."""
+    try:
+        return os.path.sameopenfile(number, copy)
+    except OSError:
+        return False
+
+
+def _copied(stream: Any) -> _Kept:
     with suppress(OSError, ValueError, AttributeError):  # closed before, or no file at all
-        return os.dup(stream.fileno())
-    return None
+        number = stream.fileno()
+        return _Kept(stream, number, os.dup(number))
+    return _Kept(stream, None, None)

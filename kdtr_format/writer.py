@@ -55,6 +55,10 @@ def write_bundle(
     earlier file at `path` is what it was.
     """
     _check_alignment(alignment)
+    if Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir():
+        raise BundleError(
+            f"{path} is no regular file; expected a file to write"
+        )  # a device, a pipe
     meta = encode_metadata(metadata)
     names = sorted((_encode_name(name), name) for name in tensors)
     meta_end = layout.HEADER_SIZE + len(names) * layout.ENTRY_SIZE + len(meta)

@@ -206,9 +206,9 @@ class CaseItem(pytest.Item):
             self.add_report_section("call", "kdtr near tie", text)
         _end(result)
 
-    def reportinfo(self) -> tuple[Path, None, str]:
+    def reportinfo(self) -> tuple[Path, int, str]:
         assert self.parent is not None
-        return self.path, None, f"{self.parent.name}: {self.name}"
+        return self.path, 0, f"{self.parent.name}: {self.name}"
 
 
 def _refused(bench: Bench) -> str:

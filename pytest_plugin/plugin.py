@@ -84,15 +84,18 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 
 
 def _judges_here(config: pytest.Config) -> bool:
-    """Whether this process runs the engine, and was started as pytest: not in another program,
-    whose parent would be a surprise, and not with workers, for which pytest-xdist tells it."""
+    """Whether this process may run the engine, and was started as pytest: not in another program,
+    whose parent would be a surprise, and not in a worker, of which pytest-xdist tells it.
+
+    With workers it is the one that waits for them; how many there are, and whether there are any,
+    pytest-xdist decides later.
+    """
     options = config.known_args_namespace
     is_pytest = [*map(str, config.invocation_params.args)] == sys.argv[1:]
-    workers = getattr(options, "numprocesses", None) or getattr(options, "dist", "no") != "no"
     # The variable is also set in what a worker starts; the worker itself is fed through stdin.
     is_fed = any("stdin.readline" in word for word in sys.orig_argv)
     is_worker = "PYTEST_XDIST_WORKER" in os.environ and is_fed
-    return bool(options.kdtr_engine) and is_pytest and not workers and not is_worker
+    return bool(options.kdtr_engine) and is_pytest and not is_worker
 
 
 def pytest_configure(config: pytest.Config) -> None:

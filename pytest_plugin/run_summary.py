@@ -84,11 +84,19 @@ class RunSummary:
             output[_OUTPUT] = {"selected": self._n_selected, "part": self._is_part}
         elif not self._has_engine:  # nothing was judged: `kdtr gate` refuses it too
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        elif self._seen and not self._gate().passed and session.exitstatus == pytest.ExitCode.OK:
+        elif session.exitstatus == pytest.ExitCode.OK and not self._is_passed():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _is_passed(self) -> bool:
+        """Cases that were chosen and skipped before they ran are no pass."""
+        if self._seen:
+            return self._gate().passed
+        return not self._n_selected or bool(self._config.getoption("collectonly"))
 
     def show(self, terminal: Any) -> None:
         if not self._seen:
+            if not self._is_passed():
+                terminal.write_line("kdtr: nothing was judged: no case ran to its verdict")
             return
         gate = self._gate()
         terminal.section("cases (kdtr)")

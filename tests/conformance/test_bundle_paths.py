@@ -44,6 +44,14 @@ def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    """`kdtr gate "$CORPUS"`, where the variable is not set."""
+    with pytest.raises(
+        BundleError, match=r"^an empty name for a golden bundle; expected a file, or a folder$"
+    ):
+        bundle_paths([""])
+
+
 def test_a_word_that_is_no_file_is_told_which_words_there_are() -> None:
     with pytest.raises(
         BundleError,

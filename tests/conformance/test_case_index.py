@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -282,13 +283,18 @@ def test_places_that_cannot_be_written(kdtr: Kdtr, small: Path, tmp_path: Path) 
     nowhere = tmp_path / "none" / "i"
     before = small.read_bytes()
 
-    runs = [kdtr("index", small, "--out", out) for out in (tmp_path, small, nowhere)]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    runs = [kdtr("index", small, "--out", out) for out in (tmp_path, small, pipe, nowhere)]
 
     assert [
         f"kdtr: CaseError: --out {tmp_path} is a directory; expected the file to write\n",
         f"kdtr: CaseError: --out {small} is a bundle to read; expected another file\n",
+        f"kdtr: CaseError: --out {pipe} is no regular file; expected the file to write\n",
         f"kdtr: CaseError: --out {nowhere}: No such file or directory; "
         "expected a place to write to\n",
     ] == [run.err for run in runs]
-    assert [2, 2, 2] == [run.code for run in runs]
+    assert [2, 2, 2, 2] == [run.code for run in runs]
     assert before == small.read_bytes()
+    assert pipe.is_fifo()

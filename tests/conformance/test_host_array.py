@@ -152,6 +152,19 @@ def test_what_is_no_sequence_of_integers(values: Any, text: str) -> None:
     assert f"x {text}" == refusal(host_integers, "x", values)
 
 
+def test_a_sequence_ends_where_it_says() -> None:
+    """Python would go on until an IndexError comes."""
+
+    class Endless:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, i: int) -> int:
+            return i
+
+    assert [0, 1] == host_integers("x", Endless()).tolist()
+
+
 def test_one_integer() -> None:
     assert 3 == host_integer("x", np.uint8(3))
     assert "x() returned a bool; expected an integer" == refusal(host_integer, "x()", True)

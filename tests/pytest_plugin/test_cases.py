@@ -192,6 +192,23 @@ def test_what_is_not_offered_is_skipped_by_name(author: Author, corpus: Path) ->
     assert "gate passed: 1 pass, 3 unsupported;" in run.out  # as the gate: no result for `shipped`
 
 
+def test_what_the_author_skips_is_told_and_no_pass(
+    author: Author, corpus: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n"
+        "def pytest_collection_modifyitems(items):\n"
+        "    for item in items:\n"
+        "        item.add_marker(pytest.mark.skip(reason='not today'))\n"
+    )
+
+    run = author("--kdtr-engine", "host", f"--kdtr-corpus={corpus}/base.kdtr", "-p", "no:xdist")
+
+    assert 1 == run.code
+    assert "kdtr: nothing was judged: no case ran to its verdict" in run.out
+    assert {"skipped"} == {one["end"] for one in run.cases}
+
+
 def test_nothing_but_skips_fails(author: Author, corpus: Path) -> None:
     run = author(
         *named("plugged_engines:make_bare", corpus / "half-split.kdtr"),

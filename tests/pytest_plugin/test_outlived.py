@@ -33,6 +33,16 @@ def test_an_engine_that_ends_pytest_is_named(
     assert [] == run.cases
 
 
+@pytest.mark.parametrize("words", [["--dist", "loadfile"], ["-n", "0", "--dist", "loadfile"]])
+def test_workers_that_xdist_does_not_start_are_none(
+    author: Author, corpus: Path, words: list[str]
+) -> None:
+    run = author(*FATAL, f"--kdtr-corpus={corpus}/base.kdtr", *ONE, *words, apart=True)
+
+    assert 2 == run.code
+    assert "kdtr: no verdict: base.kdtr: trees / stepwise / round0: verify()" in run.err
+
+
 def test_a_module_that_ends_pytest_on_import_is_named(author: Author, tmp_path: Path) -> None:
     (tmp_path / "gone.py").write_text("import os\nos._exit(0)\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -32,6 +33,13 @@ ENDS: dict[str, Callable[[], Any]] = {
     "no streams": lambda: (sys.stdout.close(), sys.stderr.close()),
     "descriptor 1 gone": lambda: os.close(1),
     "another stdout": lambda: setattr(sys, "stdout", open(os.devnull, "w")),  # noqa: SIM115
+    "wrapped stdout": lambda: setattr(
+        sys, "stdout", io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+    ),
+    "detached stdout": lambda: sys.stdout.detach(),
+    "detached stderr": lambda: sys.stderr.detach(),
+    "silenced": lambda: os.dup2(os.open(os.devnull, os.O_WRONLY), 1),
+    "borrowed": lambda: os.fdopen(1, "w").close(),
     "breaks": lambda: breakpoint(),
     "reads": lambda: print(f"read {input()}", file=sys.stderr),
     "goes elsewhere": lambda: os.chdir("/"),
