@@ -77,13 +77,18 @@ class Cases:
         if any(isinstance(item, CaseItem) for item in items):
             self._summary.is_part()
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Every id that was named is there, before -k leaves some out; --lf collects less."""
+        ids = [item.nodeid for item in items if isinstance(item, CaseItem)]
+        lost = [one for one in self._selected if not any(_is_in(one, id_) for id_ in ids)]
+        less = ids and self._config.getoption("lf", False)
+        if lost and not less and not hasattr(self._config, "workerinput"):
+            raise pytest.UsageError(f"not found: {lost[0]}; `--collect-only -q` lists the ids")
+
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """With what -k and --lf have left."""
         ours = [item for item in session.items if isinstance(item, CaseItem)]
-        collected = [item.nodeid for item in ours]
-        lost = [one for one in self._selected if not any(_is_in(one, id_) for id_ in collected)]
-        if lost and not collected and not hasattr(self._config, "workerinput"):
-            raise pytest.UsageError(f"not found: {lost[0]}; `--collect-only -q` lists the ids")
         self._summary.selected(len(ours))
         by_node: dict[object, list[CaseItem]] = {}
         for item in ours:

@@ -192,6 +192,19 @@ def test_what_is_not_offered_is_skipped_by_name(author: Author, corpus: Path) ->
     assert "gate passed: 1 pass, 3 unsupported;" in run.out  # as the gate: no result for `shipped`
 
 
+def test_one_id_of_several_that_is_not_there(author: Author, corpus: Path) -> None:
+    words = [f"base.kdtr::{name}" for name in ("ar[stepwise]", "as[stepwise]")]
+
+    run = author(
+        "--kdtr-engine", "host", f"--kdtr-corpus={corpus}/base.kdtr", *words, "-p", "no:xdist"
+    )
+
+    assert 4 == run.code
+    assert "not found: base.kdtr::as[stepwise]; `--collect-only -q` lists the ids" in (
+        run.out + run.err
+    )
+
+
 def test_what_the_author_skips_is_told_and_no_pass(
     author: Author, corpus: Path, tmp_path: Path
 ) -> None:
