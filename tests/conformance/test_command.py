@@ -166,8 +166,8 @@ def test_what_the_sentence_advises_gives_a_finding(start: Start, small: Path) ->
 
 def test_a_verdict_stands_whatever_the_engine_does_at_exit(start: Start, small: Path) -> None:
     code, out, err = ended(start(*of_gate(small, "exits with 0 at exit")))
-    assert (1, "") == (code, err)  # it cannot close it twice
-    assert "OSError: [Errno 9] Bad file descriptor" in out
+    assert (0, "") == (code, err)
+    assert "part of the gate passed: 1 pass" in out
 
     code, out, err = ended(start(*of_gate(small, "segfault at exit")))
     assert "part of the gate passed: 1 pass" in out
